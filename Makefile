@@ -1,0 +1,44 @@
+# The commands of this project. `make serve` and `make test` work from a fresh clone.
+
+PYTHON ?= python3
+VENV := .venv
+PYTEST ?= $(VENV)/bin/pytest
+# Options of the app for `make serve`, as in: make serve ARGS="gamma=2 dtype=float32"
+ARGS ?=
+
+.PHONY: install serve test test-gpu check format bench proto
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+serve: install
+	$(VENV)/bin/serve run deployments:app $(ARGS)
+
+test: install
+	$(PYTEST)
+
+# Runs where there is a CUDA device and neither Ray nor this environment:
+#   make test-gpu PYTEST="python3 -m pytest"
+test-gpu:
+	$(PYTEST) -o addopts= -o filterwarnings=default -m gpu tests/workers
+
+check: install
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PYTEST) --quiet tests/test_architecture.py
+
+format: install
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: install
+	$(VENV)/bin/python -m cluster bench $(ARGS)
+
+proto: install
+	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deployments/api/tandem.proto

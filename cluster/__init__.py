@@ -1,0 +1,1 @@
+"""Where things run: topology and placement, the benchmark, and the bundled model pair."""

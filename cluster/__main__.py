@@ -1,0 +1,106 @@
+"""Command line: `python -m cluster <command>`."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from cluster.bench.run import BenchOptions, format_table, run_bench
+from cluster.demo import bundled
+from cluster.demo.grow import GrownSize, grow_to_folder
+from cluster.demo.pair import train_pair
+from workers.errors import TandemError
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    train = commands.add_parser("demo-train", help="train the bundled model pair from nothing")
+    train.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
+    train.add_argument("--target-steps", type=int, default=3000)
+    train.add_argument("--draft-steps", type=int, default=5000)
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--eager", action="store_true", help="do not compile the training step")
+    train.set_defaults(run=_demo_train)
+
+    grow = commands.add_parser("demo-grow", help="grow a model without changing its function")
+    grow.add_argument("--source", default=bundled.TARGET_NAME, help="a Llama to grow")
+    grow.add_argument("--output", type=Path, required=True, help="folder to write to")
+    size = GrownSize()
+    grow.add_argument("--hidden-size", type=int, default=size.hidden_size)
+    grow.add_argument("--intermediate-size", type=int, default=size.intermediate_size)
+    grow.add_argument("--num-layers", type=int, default=size.num_layers)
+    grow.add_argument("--seed", type=int, default=0)
+    grow.set_defaults(run=_demo_grow)
+
+    bench = commands.add_parser("bench", help="speculation against plain decoding, live")
+    bench.add_argument("--target", help="by default the bundled target grown to 287M parameters")
+    bench.add_argument("--draft", default=bundled.DRAFT_NAME)
+    bench.add_argument("--gammas", type=int, nargs="+", default=[0, 4])
+    bench.add_argument("--concurrencies", type=int, nargs="+", default=[1])
+    bench.add_argument("--num-prompts", type=int, default=8)
+    bench.add_argument("--max-tokens", type=int, default=128)
+    bench.add_argument("--temperature", type=float, default=0.0)
+    bench.add_argument("--repeats", type=int, default=3)
+    bench.add_argument("--output", type=Path, default=Path("bench-results"))
+    bench.set_defaults(run=_bench)
+
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        options.run(options)
+    except TandemError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _demo_train(options: argparse.Namespace) -> None:
+    command = (
+        f"python -m cluster demo-train --target-steps {options.target_steps} "
+        f"--draft-steps {options.draft_steps} --seed {options.seed}"
+    )
+    report = train_pair(
+        options.output,
+        target_steps=options.target_steps,
+        draft_steps=options.draft_steps,
+        seed=options.seed,
+        compile=not options.eager,
+        command=command,
+    )
+    logger.info("%s", report)
+
+
+def _demo_grow(options: argparse.Namespace) -> None:
+    size = GrownSize(
+        hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size,
+        num_layers=options.num_layers,
+    )
+    source = bundled.resolve(options.source)
+    num_parameters = grow_to_folder(source, options.output, size, seed=options.seed)
+    logger.info("%s: %.1fM parameters", options.output, num_parameters / 1e6)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    rows = run_bench(
+        BenchOptions(
+            target=options.target,
+            draft=options.draft,
+            gammas=tuple(options.gammas),
+            concurrencies=tuple(options.concurrencies),
+            num_prompts=options.num_prompts,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            repeats=options.repeats,
+            output=options.output,
+        )
+    )
+    logger.info("%s", format_table(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

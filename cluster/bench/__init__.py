@@ -1,0 +1,1 @@
+"""The benchmark: speculation against plain decoding on the same live server."""

@@ -1,0 +1,201 @@
+"""Every option of the app: `serve run deployments:app name=value`, or `args:` in a YAML file."""
+
+import difflib
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from cluster.demo import bundled
+
+
+class DrafterKind(StrEnum):
+    MODEL = "model"
+    NONE = "none"
+
+
+class ReplicaRange(BaseModel):
+    """How many replicas: a number, or `min:max` to let Serve scale between the two."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    minimum: int = Field(ge=1)
+    maximum: int = Field(ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"minimum": value, "maximum": value}
+        if isinstance(value, str):
+            first, colon, second = value.partition(":")
+            try:
+                return {"minimum": int(first), "maximum": int(second) if colon else int(first)}
+            except ValueError:
+                raise ValueError(
+                    f"{value!r} is neither a number of replicas nor min:max, like 2 or 1:4"
+                ) from None
+        return value
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "ReplicaRange":
+        if self.minimum > self.maximum:
+            raise ValueError(f"{self.minimum}:{self.maximum} has its maximum below its minimum")
+        return self
+
+    def __str__(self) -> str:
+        if self.minimum == self.maximum:
+            return str(self.minimum)
+        return f"{self.minimum}:{self.maximum}"
+
+    def serve_options(self) -> dict[str, Any]:
+        """The deployment options that ask Serve for this many replicas."""
+        if self.minimum == self.maximum:
+            return {"num_replicas": self.minimum}
+        return {
+            "num_replicas": None,
+            "autoscaling_config": {"min_replicas": self.minimum, "max_replicas": self.maximum},
+        }
+
+
+ONE_REPLICA = ReplicaRange(minimum=1, maximum=1)
+
+
+class AppArgs(BaseModel):
+    """Options of `deployments:app`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    target: str = bundled.TARGET_NAME
+    """The model that decides every token: a Hugging Face id or a folder. By default the bundled
+    demo model."""
+    draft: str | None = None
+    """The model that guesses ahead; it must share the target's vocabulary. The bundled target
+    comes with its own."""
+    drafter: DrafterKind = DrafterKind.MODEL
+    """What guesses ahead: `model`, or `none` for plain decoding."""
+    num_target_groups: ReplicaRange = ONE_REPLICA
+    """Replicas of the target: a number, or min:max to autoscale."""
+    num_draft_replicas: ReplicaRange = ONE_REPLICA
+    """Replicas of the draft model: a number, or min:max to autoscale."""
+    num_speculative_tokens: int = Field(default=8, ge=0, le=64)
+    """The most draft tokens a round may verify per sequence."""
+    gamma: int = Field(default=4, ge=0, le=64)
+    """How many draft tokens a round verifies per sequence; 0 decodes plainly."""
+    tensor_parallel_size: int = 1
+    """Ranks that share the target's weights; only 1 so far."""
+    verification: Literal["coupled"] = "coupled"
+    """How drafts are judged; only `coupled` so far: by the target's own seeded sample."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of weights and cache; `auto` is the checkpoint's own."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest prompt and completion together, in tokens; by default what the target allows."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Completions that run at a time in one router; more wait their turn."""
+    max_queued_requests: int = Field(default=1024, ge=0)
+    """Completions that may wait in one router; more are refused with status 429."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    """Prompt tokens a target step may take in, which bounds how long it holds up running
+    streams. By default 256 on a CPU, 2048 on a GPU."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens per block of the KV cache."""
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """Memory for the target's KV cache; by default a share of what is free."""
+    target_num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of a target step; by default all cores of its machine."""
+    draft_num_threads: int = Field(default=1, ge=1)
+    """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
+    would slow the target down."""
+    draft_timeout_s: float = Field(default=1.0, gt=0)
+    """How long a round waits for drafts before it goes on without."""
+    verify_timeout_s: float = Field(default=120.0, gt=0)
+    """How long a target may be silent before its sequences move to another."""
+    recovery_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a completion waits for some target to answer before it fails."""
+    served_model_name: str | None = None
+    """The model name that clients use; by default the target's."""
+    http_host: str = "127.0.0.1"
+    """Where HTTP listens when `serve run` starts Serve; 0.0.0.0 for all interfaces."""
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    """The HTTP port when `serve run` starts Serve; a running Serve keeps its own."""
+    grpc_port: int = Field(default=9000, ge=0, le=65535)
+    """The gRPC port when `serve run` starts Serve; a running Serve keeps its own. gRPC listens on
+    all interfaces."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suggest_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
+        return values
+
+    @field_validator("gamma", mode="before")
+    @classmethod
+    def _explain_dynamic(cls, value: Any) -> Any:
+        if value == "dynamic":
+            raise ValueError(
+                "gamma=dynamic is not available yet; give a number, at most num_speculative_tokens"
+            )
+        return value
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _explain_drafters(cls, value: Any) -> Any:
+        if value in ("prompt_lookup", "early_exit"):
+            raise ValueError(f"drafter={value} is not available yet; use drafter=model or none")
+        return value
+
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _explain_tensor_parallel(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError(f"tensor_parallel_size={value} is not available yet; use 1")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "AppArgs":
+        if self.gamma > self.num_speculative_tokens:
+            raise ValueError(
+                f"gamma={self.gamma} is more than num_speculative_tokens="
+                f"{self.num_speculative_tokens}; raise the latter or lower gamma"
+            )
+        if self.drafter is DrafterKind.MODEL and self.draft_model is None:
+            raise ValueError(
+                f"target={self.target} needs a draft model: give draft=<a smaller model with the "
+                "same vocabulary>, or drafter=none for plain decoding"
+            )
+        if self.drafter is DrafterKind.NONE and self.draft is not None:
+            raise ValueError(f"draft={self.draft} is not used with drafter=none; drop one of them")
+        return self
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model to load, if any."""
+        if self.drafter is DrafterKind.NONE:
+            return None
+        if self.draft is None and self.target == bundled.TARGET_NAME:
+            return bundled.DRAFT_NAME
+        return self.draft
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.target
+
+
+class RouterConfig(BaseModel):
+    """What can change while a router runs: `user_config` of the Router deployment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    gamma: int = Field(ge=0, le=64)
+    """As the option of the app, which it replaces; num_speculative_tokens still limits it."""
+
+
+def _unknown_option(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
+    return f"there is no option {name!r}; {hint}"

@@ -1,0 +1,58 @@
+"""From options to deployments. Runs on the driver, without torch."""
+
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import gRPCOptions
+
+from deployments.api.grpc import SERVICER_FUNCTION
+from deployments.args import AppArgs
+from deployments.draft_pool import DraftPool
+from deployments.router.deployment import Router
+from deployments.target_group import TargetGroup
+
+
+def start_serve(args: AppArgs) -> None:
+    """Start Serve with our HTTP and gRPC ports; a running Serve, as under a config file, is kept.
+
+    `serve run` has no option for gRPC, hence this.
+    """
+    serve.start(
+        proxy_location="EveryNode",
+        http_options={"host": args.http_host, "port": args.http_port},
+        grpc_options=gRPCOptions(port=args.grpc_port, grpc_servicer_functions=[SERVICER_FUNCTION]),
+    )
+
+
+def build(args: AppArgs) -> serve.Application:
+    """The application graph: Router -> TargetGroup, DraftPool."""
+    # decorated as deployments, which their types do not say
+    target_group: Any = TargetGroup
+    draft_pool: Any = DraftPool
+    router: Any = Router
+    resources = _worker_resources(args.device)
+    target = target_group.options(
+        ray_actor_options=resources, **args.num_target_groups.serve_options()
+    ).bind(args)
+    draft = None
+    if args.draft_model is not None:
+        draft = draft_pool.options(
+            ray_actor_options=resources, **args.num_draft_replicas.serve_options()
+        ).bind(args)
+    application: serve.Application = router.options(ray_actor_options={"num_cpus": 0}).bind(
+        args, target, draft
+    )
+    return application
+
+
+def _worker_resources(device: str) -> dict[str, Any]:
+    """What Ray has to find for a worker. On CPUs Ray's count is no limit: the number of threads is
+    an option of its own, and a laptop must hold all replicas."""
+    if device.startswith("cuda") or (device == "auto" and _cluster_has_gpus()):
+        return {"num_cpus": 0, "num_gpus": 1}
+    return {"num_cpus": 0}
+
+
+def _cluster_has_gpus() -> bool:
+    return ray.is_initialized() and bool(ray.cluster_resources().get("GPU", 0) > 0)

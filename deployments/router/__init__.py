@@ -1,0 +1,1 @@
+"""The router: owns every sequence, pairs drafting with verification, streams the text."""

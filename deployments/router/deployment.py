@@ -1,0 +1,109 @@
+"""The ingress deployment: HTTP and gRPC in front of one round loop.
+
+This is a shim. It connects handles, tokenizer and policies, and passes requests on.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.serve.grpc_util import RayServegRPCContext
+from ray.serve.handle import DeploymentHandle
+
+from cluster.demo import bundled
+from deployments.args import AppArgs, RouterConfig
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
+    from deployments.metrics import RoundStatistics
+
+
+@serve.deployment(max_ongoing_requests=10_000, max_constructor_retry_count=3)
+@serve.ingress()
+class Router:
+    """Owns the truth of every request it accepted."""
+
+    async def __init__(  # type: ignore[misc]
+        self,
+        args: AppArgs,
+        target_group: DeploymentHandle[Any],
+        draft_pool: DeploymentHandle[Any] | None,
+    ) -> None:
+        from deployments.metrics import RouterMetrics
+        from deployments.router.admission import AdmissionLimits
+        from deployments.router.clients import HandleClient
+        from deployments.router.gamma import FixedGamma
+        from deployments.router.loop import LoopOptions, RoundLoop
+        from deployments.router.service import GenerationService, ServedModel
+        from deployments.router.tokenizer import load_tokenizer
+
+        target_info = await target_group.info.remote()
+        max_drafted_len = 0
+        if draft_pool is not None:
+            draft_info = await draft_pool.info.remote()
+            max_drafted_len = min(target_info.max_model_len, draft_info.max_model_len)
+        self._gamma = FixedGamma(args.gamma)
+        self._metrics = RouterMetrics()
+        self._loop = RoundLoop(
+            targets=HandleClient(target_group, "verify"),
+            drafts=HandleClient(draft_pool, "propose") if draft_pool is not None else None,
+            gamma=self._gamma,
+            max_gamma=args.num_speculative_tokens,
+            max_drafted_len=max_drafted_len,
+            observer=self._metrics,
+            options=LoopOptions(
+                draft_timeout_s=args.draft_timeout_s,
+                verify_timeout_s=args.verify_timeout_s,
+                recovery_timeout_s=args.recovery_timeout_s,
+            ),
+            clock=time.monotonic,
+        )
+        self._service = GenerationService(
+            ServedModel(
+                name=args.model_name,
+                tokenizer=await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target)),
+                info=target_info,
+                created=int(time.time()),
+            ),
+            self._loop,
+            AdmissionLimits(max_running=args.max_num_seqs, max_waiting=args.max_queued_requests),
+        )
+
+    def __serve_build_asgi_app__(self) -> "FastAPI":
+        from deployments.api.http import make_app
+
+        return make_app(self._service)
+
+    async def Generate(
+        self, request: "GenerateRequest", grpc_context: RayServegRPCContext
+    ) -> "GenerateResponse":
+        from deployments.api.grpc import generate
+
+        return await generate(self._service, request, grpc_context)
+
+    async def GenerateStream(
+        self, request: "GenerateRequest", grpc_context: RayServegRPCContext
+    ) -> "AsyncIterator[GenerateChunk]":
+        from deployments.api.grpc import generate_stream
+
+        async for chunk in generate_stream(self._service, request, grpc_context):
+            yield chunk
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Change options of the running router: Serve calls it with the YAML's `user_config`.
+
+        The only one is `gamma`. Running completions go on with the new value.
+        """
+        self._gamma.gamma = RouterConfig.model_validate(user_config).gamma
+
+    async def num_live(self) -> int:
+        """Completions in the round loop."""
+        return self._loop.num_live
+
+    async def take_statistics(self) -> "RoundStatistics":
+        """Of the rounds since the last call."""
+        return self._metrics.take_statistics()

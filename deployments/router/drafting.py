@@ -1,0 +1,137 @@
+"""The draft side of a round: who has drafts to offer, asked with a deadline."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from deployments.router.clients import WorkerClient
+from deployments.router.sequence import Sequence as LiveSequence
+from workers.backlog import MAX_CATCH_UP
+from workers.errors import WorkerLostError
+from workers.types import ProposeRequest, ProposeResult
+
+logger = logging.getLogger(__name__)
+
+# Catching up is nobody's wait, so it may take as long as a long prompt takes.
+CATCH_UP_TIMEOUT_S = 60.0
+
+DraftClient = WorkerClient[ProposeRequest, ProposeResult]
+Drafts = dict[str, tuple[int, ...]]
+
+
+class Drafting:
+    """Asks drafters for drafts, and lets them catch up when they are behind.
+
+    Nothing here can fail a round: a drafter that is late, lost or behind means no drafts.
+    """
+
+    def __init__(
+        self,
+        client: DraftClient,
+        *,
+        timeout_s: float,
+        on_done: Callable[[LiveSequence], None],
+    ) -> None:
+        """`on_done` is told of sequences that ended while a drafter was catching up."""
+        self._client = client
+        self._timeout_s = timeout_s
+        self._on_done = on_done
+        self._catching_up: dict[str, asyncio.Task[None]] = {}
+
+    async def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> Drafts:
+        """Drafts by sequence id, at most as many as wanted; fewer or none are fine."""
+        ready = []
+        for sequence, gamma in wanted:
+            if self._is_ready(sequence):
+                ready.append((sequence, gamma))
+            else:
+                self._catch_up(sequence)
+        ready.sort(key=lambda pair: pair[0].draft.replica_id or "")
+        calls = [
+            self._propose_on(replica_id, list(group))
+            for replica_id, group in groupby(ready, key=lambda pair: pair[0].draft.replica_id)
+        ]
+        drafts: Drafts = {}
+        for replica_drafts in await asyncio.gather(*calls):
+            drafts.update(replica_drafts)
+        return drafts
+
+    def close(self) -> None:
+        for task in self._catching_up.values():
+            task.cancel()
+
+    def _is_ready(self, sequence: LiveSequence) -> bool:
+        """Whether its drafter is near enough to catch up within a round."""
+        placement = sequence.draft
+        return (
+            placement.replica_id is not None
+            and placement.cached_len > 0
+            and sequence.seq_id not in self._catching_up
+            and len(sequence.tokens) - placement.cached_len <= MAX_CATCH_UP
+        )
+
+    async def _propose_on(
+        self, replica_id: str | None, wanted: Sequence[tuple[LiveSequence, int]]
+    ) -> Drafts:
+        batch = [_request(sequence, gamma) for sequence, gamma in wanted]
+        try:
+            reply = await self._client.call(replica_id, batch, timeout_s=self._timeout_s)
+        except WorkerLostError as error:
+            logger.warning("a round goes on without drafts: %s", error)
+            for sequence, _ in wanted:
+                sequence.draft.forget()
+            return {}
+        return {
+            request.seq_id: result.draft_tokens
+            for (sequence, _), request, result in zip(wanted, batch, reply.results, strict=True)
+            if _note(sequence, request, result, reply.replica_id)
+        }
+
+    def _catch_up(self, sequence: LiveSequence) -> None:
+        if sequence.seq_id not in self._catching_up:
+            task = asyncio.create_task(self._run_catch_up(sequence))
+            self._catching_up[sequence.seq_id] = task
+
+    async def _run_catch_up(self, sequence: LiveSequence) -> None:
+        request = _request(sequence, 0)
+        try:
+            reply = await self._client.call(
+                sequence.draft.replica_id, [request], timeout_s=CATCH_UP_TIMEOUT_S
+            )
+            _note(sequence, request, reply.results[0], reply.replica_id)
+        except WorkerLostError as error:
+            logger.warning("a drafter did not catch up: %s", error)
+            sequence.draft.forget()
+        finally:
+            del self._catching_up[sequence.seq_id]
+            if sequence.is_done:
+                self._on_done(sequence)
+
+
+def _request(sequence: LiveSequence, gamma: int) -> ProposeRequest:
+    # the newest token goes along even if it was sent before, in a round that then failed
+    base_len = min(sequence.draft.cached_len, len(sequence.tokens) - 1)
+    return ProposeRequest(
+        seq_id=sequence.seq_id,
+        base_len=base_len,
+        new_tokens=tuple(sequence.tokens[base_len:]),
+        k=gamma,
+        prompt_len=sequence.prompt_len,
+        sampling=sequence.params.sampling,
+        seed=sequence.params.seed,
+    )
+
+
+def _note(
+    sequence: LiveSequence, request: ProposeRequest, result: ProposeResult, replica_id: str
+) -> bool:
+    """Remember what the drafter has now; whether it answered the question."""
+    sequence.draft.replica_id = replica_id
+    if result.needs_tokens_from is not None:
+        sequence.draft.cached_len = result.needs_tokens_from
+        return False
+    if result.is_released:
+        return False
+    sequence.draft.cached_len = request.base_len + len(request.new_tokens)
+    return True

@@ -1,0 +1,303 @@
+"""The round loop: draft, verify, commit, for all live sequences at once.
+
+Every sequence is either waiting or in one round. Sequences that share a target replica go through
+rounds together, one round at a time, so that one verify call carries them all; a sequence whose
+cache is missing (a new one, or one whose target was lost) has a round of its own, so that a long
+prefill never holds up the others.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.router.clients import WorkerClient
+from deployments.router.drafting import DraftClient, Drafting, Drafts
+from deployments.router.gamma import Candidate, GammaController
+from deployments.router.round import (
+    RoundObserver,
+    RoundRecord,
+    commit,
+    is_prefill,
+    outcome,
+    verify_request,
+)
+from deployments.router.sequence import Placement
+from deployments.router.sequence import Sequence as LiveSequence
+from workers.backlog import MAX_CATCH_UP
+from workers.errors import TandemError, TargetUnavailableError, WorkerLostError
+from workers.types import VerifyRequest, VerifyResult
+
+logger = logging.getLogger(__name__)
+
+TargetClient = WorkerClient[VerifyRequest, VerifyResult]
+
+FIRST_RETRY_S = 0.1
+LAST_RETRY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """Deadlines, all in seconds."""
+
+    draft_timeout_s: float = 1.0
+    """How long a round waits for drafts before it goes on without."""
+    verify_timeout_s: float = 120.0
+    """How long a target may be silent before its sequences move on."""
+    recovery_timeout_s: float = 60.0
+    """How long a sequence waits for some target to answer before it fails."""
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A sequence and where it stands in the loop."""
+
+    sequence: LiveSequence
+    in_round: bool = False
+    own_round: asyncio.Task[None] | None = None
+    """The round it is in, when that has no other member."""
+    not_before: float = 0.0
+    """After a failure: when to try again, on the loop's clock."""
+    failing_since: float | None = None
+
+
+@dataclass(slots=True)
+class _Timing:
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    served_s: float = 0.0
+
+
+class RoundLoop:
+    """Owns the live sequences of one router."""
+
+    def __init__(
+        self,
+        *,
+        targets: TargetClient,
+        drafts: DraftClient | None,
+        gamma: GammaController,
+        max_gamma: int,
+        max_drafted_len: int,
+        observer: RoundObserver,
+        options: LoopOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        """`max_drafted_len`: the longest sequence, drafts included, that both workers can hold."""
+        self._targets = targets
+        self._drafts = drafts
+        self._gamma = gamma
+        self._max_gamma = max_gamma
+        self._max_drafted_len = max_drafted_len
+        self._observer = observer
+        self._options = options
+        self._clock = clock
+        self._drafting: Drafting | None = None
+        if drafts is not None:
+            self._drafting = Drafting(
+                drafts, timeout_s=options.draft_timeout_s, on_done=self._release
+            )
+        self._live: dict[str, _Live] = {}
+        self._busy_targets: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def add(self, sequence: LiveSequence) -> None:
+        """Take a sequence on; its stream ends by itself, or by `cancel`."""
+        self._live[sequence.seq_id] = _Live(sequence)
+        self._start_rounds()
+
+    def cancel(self, sequence: LiveSequence) -> None:
+        """Nobody waits for the text any more; everything it holds is freed."""
+        live = self._live.get(sequence.seq_id)
+        if live is None:
+            return
+        sequence.is_cancelled = True
+        if not live.in_round:
+            del self._live[sequence.seq_id]
+            self._release(sequence)
+        elif live.own_round is not None:
+            live.own_round.cancel()  # it may be a long prefill; its end releases
+
+    async def close(self) -> None:
+        """Stop all rounds; the sequences are lost."""
+        self._is_closed = True
+        if self._drafting is not None:
+            self._drafting.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start_rounds(self) -> None:
+        """Start whatever can start: called whenever a sequence becomes ready."""
+        if self._is_closed:
+            return
+        now = self._clock()
+        groups: dict[str, list[_Live]] = {}
+        for live in self._live.values():
+            if live.in_round or live.not_before > now:
+                continue
+            target = live.sequence.target
+            num_missing = len(live.sequence.tokens) - target.cached_len
+            is_uncached = target.replica_id is None or target.cached_len == 0
+            if is_uncached or num_missing > MAX_CATCH_UP:
+                self._spawn_round(target.replica_id, [live])
+            elif target.replica_id is not None and target.replica_id not in self._busy_targets:
+                groups.setdefault(target.replica_id, []).append(live)
+        for replica_id, members in groups.items():
+            self._busy_targets.add(replica_id)
+            self._spawn_round(replica_id, members, is_shared=True)
+
+    def _spawn_round(
+        self, replica_id: str | None, members: list[_Live], *, is_shared: bool = False
+    ) -> None:
+        task = self._spawn(self._run_round(replica_id, members, is_shared=is_shared))
+        for live in members:
+            live.in_round = True
+            live.own_round = None if is_shared else task
+
+    async def _run_round(
+        self, replica_id: str | None, members: list[_Live], *, is_shared: bool
+    ) -> None:
+        try:
+            await self._draft_verifycommit(replica_id, members)
+        except Exception:  # a defect of ours: its sequences end, the others go on
+            logger.exception("a round failed")
+            for live in members:
+                if not live.sequence.is_done:
+                    live.sequence.fail(TandemError("internal error; the server's log says more"))
+        finally:
+            if is_shared and replica_id is not None:
+                self._busy_targets.discard(replica_id)
+            for live in members:
+                live.in_round = False
+                live.own_round = None
+                if live.sequence.is_done:
+                    del self._live[live.sequence.seq_id]
+                    self._release(live.sequence)
+            self._start_rounds()
+
+    async def _draft_verifycommit(self, replica_id: str | None, members: list[_Live]) -> None:
+        started = self._clock()
+        timing = _Timing()
+        drafts = await self._propose(members, timing)
+        members = [live for live in members if not live.sequence.is_done]
+        if not members:
+            return
+        batch = [verify_request(live.sequence, drafts) for live in members]
+        verify_started = self._clock()
+        try:
+            reply = await self._targets.call(
+                replica_id, batch, timeout_s=self._options.verify_timeout_s
+            )
+        except WorkerLostError as error:
+            self._lose_target(members, error)
+            return
+        timing.verify_s, timing.served_s = self._clock() - verify_started, reply.served_s
+        outcomes, num_committed = [], 0
+        for live, request, result in zip(members, batch, reply.results, strict=True):
+            live.failing_since = None
+            live.sequence.target.replica_id = reply.replica_id
+            num_committed += commit(live.sequence, result)
+            if request.draft_tokens:
+                outcomes.append(outcome(live.sequence, request, result))
+        self._gamma.observe(outcomes)
+        self._observer.observe_round(
+            RoundRecord(
+                num_sequences=len(members),
+                num_live=self.num_live,
+                is_prefill=any(is_prefill(request) for request in batch),
+                outcomes=tuple(outcomes),
+                num_committed=num_committed,
+                draft_s=timing.draft_s,
+                verify_s=timing.verify_s,
+                served_s=timing.served_s,
+                total_s=self._clock() - started,
+            )
+        )
+
+    async def _propose(self, members: list[_Live], timing: _Timing) -> Drafts:
+        candidates = [
+            Candidate(seq_id=live.sequence.seq_id, max_gamma=self._most_drafts(live.sequence))
+            for live in members
+        ]
+        gammas = self._gamma.choose(candidates)
+        wanted = [
+            (live.sequence, gamma) for live, gamma in zip(members, gammas, strict=True) if gamma > 0
+        ]
+        if self._drafting is None or not wanted:
+            return {}
+        started = self._clock()
+        drafts = await self._drafting.propose(wanted)
+        timing.draft_s = self._clock() - started
+        return drafts
+
+    def _most_drafts(self, sequence: LiveSequence) -> int:
+        """A round commits one token more than it accepts, so the last one needs no draft."""
+        if self._drafting is None:
+            return 0
+        room = self._max_drafted_len - len(sequence.tokens)
+        return max(0, min(self._max_gamma, sequence.num_remaining - 1, room))
+
+    def _lose_target(self, members: list[_Live], error: WorkerLostError) -> None:
+        """Let the sequences ask another target after a while, or fail when that lasts too long."""
+        now = self._clock()
+        logger.warning("%d sequences lost their target: %s", len(members), error)
+        for live in members:
+            self._release_target(live.sequence)
+            live.sequence.target.forget()
+            live.failing_since = live.failing_since or now
+            failing_s = now - live.failing_since
+            if failing_s > self._options.recovery_timeout_s:
+                live.sequence.fail(
+                    TargetUnavailableError(
+                        f"no target group answered for {failing_s:.0f} s; last error: {error}"
+                    )
+                )
+                continue
+            pause_s = min(LAST_RETRY_S, max(FIRST_RETRY_S, failing_s / 2))
+            live.not_before = now + pause_s
+            # a timer may fire a little early
+            asyncio.get_running_loop().call_later(pause_s + 0.01, self._start_rounds)
+
+    def _release(self, sequence: LiveSequence) -> None:
+        self._release_target(sequence)
+        if self._drafts is not None:
+            self._spawn_release(self._drafts, sequence.draft, sequence.seq_id)
+
+    def _release_target(self, sequence: LiveSequence) -> None:
+        self._spawn_release(self._targets, sequence.target, sequence.seq_id)
+
+    def _spawn_release(
+        self, client: TargetClient | DraftClient, placement: Placement, seq_id: str
+    ) -> None:
+        if placement.replica_id is not None:
+            self._spawn(_release_on(client, placement.replica_id, [seq_id]))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` in a context of its own.
+
+        A round may be started by a request's task and serve many others. Under that task's
+        context, Serve would give all calls of the round that request's id, confuse those that run
+        at a time, and cancel them when that one client leaves.
+        """
+        task = asyncio.create_task(work, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _release_on(
+    client: TargetClient | DraftClient, replica_id: str, seq_ids: Sequence[str]
+) -> None:
+    try:
+        await client.release(replica_id, seq_ids)
+    except WorkerLostError as error:
+        # a replica that is gone holds nothing; one that lives forgets idle sequences by itself
+        logger.info("%s not released on %s: %s", seq_ids, replica_id, error)

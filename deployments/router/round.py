@@ -1,0 +1,81 @@
+"""What a round sends to the target, what comes of the answer, and what is recorded of it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.router.drafting import Drafts
+from deployments.router.gamma import Outcome
+from deployments.router.sequence import Sequence
+from workers.backlog import MAX_CATCH_UP
+from workers.types import VerifyRequest, VerifyResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """What one round did and where its time went; told to the metrics."""
+
+    num_sequences: int
+    num_live: int
+    """Sequences of the router, in this round or not."""
+    is_prefill: bool
+    """Whether a sequence without its cache was verified."""
+    outcomes: tuple[Outcome, ...]
+    """Of the sequences that were verified with drafts."""
+    num_committed: int
+    draft_s: float
+    verify_s: float
+    served_s: float
+    """Of verify_s, the time within the target replica."""
+    total_s: float
+
+    @property
+    def router_s(self) -> float:
+        """The router's own time: neither drafting nor verifying."""
+        return self.total_s - self.draft_s - self.verify_s
+
+
+class RoundObserver(Protocol):
+    def observe_round(self, record: RoundRecord) -> None: ...
+
+
+def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
+    base_len = sequence.target.cached_len
+    return VerifyRequest(
+        seq_id=sequence.seq_id,
+        base_len=base_len,
+        new_tokens=tuple(sequence.tokens[base_len:]),
+        draft_tokens=drafts.get(sequence.seq_id, ()),
+        prompt_len=sequence.prompt_len,
+        sampling=sequence.params.sampling,
+        seed=sequence.params.seed,
+    )
+
+
+def is_prefill(request: VerifyRequest) -> bool:
+    """Whether the target has to run more than what a round adds."""
+    return request.base_len == 0 or len(request.new_tokens) > MAX_CATCH_UP
+
+
+def commit(sequence: Sequence, result: VerifyResult) -> int:
+    """Take the target's tokens over; returns how many."""
+    if result.needs_tokens_from is not None:
+        sequence.target.cached_len = result.needs_tokens_from
+        return 0
+    if result.is_released or sequence.is_done:
+        return 0
+    sequence.target.cached_len = len(sequence.tokens) + result.num_accepted
+    return sequence.commit(result.tokens)
+
+
+def outcome(sequence: Sequence, request: VerifyRequest, result: VerifyResult) -> Outcome:
+    counts = sequence.counts
+    counts.num_rounds += 1
+    counts.num_draft_tokens += len(request.draft_tokens)
+    counts.num_tested += result.num_tested
+    counts.num_accepted += result.num_accepted
+    return Outcome(
+        seq_id=sequence.seq_id,
+        num_draft_tokens=len(request.draft_tokens),
+        num_tested=result.num_tested,
+        num_accepted=result.num_accepted,
+    )

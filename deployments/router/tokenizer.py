@@ -1,0 +1,22 @@
+"""The target's tokenizer, which the router needs to read prompts and write text."""
+
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from deployments.router.service import Tokenizer
+from workers.errors import ModelNotFoundError
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Raises ModelNotFoundError for a model without a tokenizer."""
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ModelNotFoundError(
+            f"target {name!r} has no tokenizer that can be loaded: {reason}; put its tokenizer "
+            "files beside the weights"
+        ) from error
+    tokenizer: Tokenizer = loaded
+    return tokenizer

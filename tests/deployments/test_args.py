@@ -1,0 +1,91 @@
+"""Options as `serve run` gives them (strings) and as YAML does."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.demo import bundled
+from deployments.args import AppArgs, DrafterKind
+
+
+def test_defaults_serve_the_bundled_pair() -> None:
+    args = AppArgs()
+    assert (args.target, args.draft_model) == (bundled.TARGET_NAME, bundled.DRAFT_NAME)
+    assert args.model_name == "tandem-demo"
+
+
+def test_strings_of_the_command_line_are_converted() -> None:
+    args = AppArgs.model_validate(
+        {
+            "gamma": "2",
+            "kv_cache_gib": "0.5",
+            "drafter": "none",
+            "num_draft_replicas": "1:4",
+            "num_target_groups": "2",
+            "tensor_parallel_size": "1",
+            "max_model_len": "512",
+        }
+    )
+    assert (args.gamma, args.kv_cache_gib, args.max_model_len) == (2, 0.5, 512)
+    assert args.drafter is DrafterKind.NONE
+    assert args.draft_model is None
+    assert str(args.num_draft_replicas) == "1:4"
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (3, {"num_replicas": 3}),
+        ("3", {"num_replicas": 3}),
+        ("2:2", {"num_replicas": 2}),
+        (
+            "1:4",
+            {
+                "num_replicas": None,
+                "autoscaling_config": {"min_replicas": 1, "max_replicas": 4},
+            },
+        ),
+    ],
+)
+def test_replica_ranges_become_serve_options(value: object, options: dict[str, Any]) -> None:
+    args = AppArgs.model_validate({"num_draft_replicas": value})
+    assert args.num_draft_replicas.serve_options() == options
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tarqet": "x"}, ["no option 'tarqet'", "did you mean 'target'"]),
+        ({"zzz": "x"}, ["no option 'zzz'", "the options are", "num_draft_replicas"]),
+        ({"gamma": "9"}, ["gamma=9", "num_speculative_tokens=8", "raise the latter"]),
+        ({"gamma": "-1"}, ["gamma", "greater than or equal to 0"]),
+        ({"gamma": "dynamic"}, ["gamma=dynamic is not available yet", "give a number"]),
+        ({"gamma": "four"}, ["gamma", "integer", "'four'"]),
+        ({"drafter": "early_exit"}, ["drafter=early_exit is not available yet"]),
+        ({"drafter": "magic"}, ["drafter", "'model' or 'none'", "'magic'"]),
+        ({"target": "org/model"}, ["target=org/model needs a draft model", "drafter=none"]),
+        ({"draft": "x", "drafter": "none"}, ["draft=x is not used"]),
+        ({"num_draft_replicas": "4:1"}, ["4:1", "maximum below its minimum"]),
+        ({"num_draft_replicas": "few"}, ["'few'", "like 2 or 1:4"]),
+        ({"num_target_groups": "0"}, ["num_target_groups", "greater than or equal to 1"]),
+        ({"tensor_parallel_size": "2"}, ["tensor_parallel_size=2 is not available yet"]),
+        ({"verification": "rejection"}, ["verification", "'coupled'"]),
+        ({"dtype": "int8"}, ["dtype", "'bfloat16'", "'int8'"]),
+        ({"http_port": "99999"}, ["http_port", "less than or equal to 65535"]),
+        ({"kv_cache_gib": "0"}, ["kv_cache_gib", "greater than 0"]),
+    ],
+    ids=str,
+)
+def test_wrong_options_say_what_and_how_to_mend_it(
+    values: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        AppArgs.model_validate(values)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_option_is_described() -> None:
+    for name, field in AppArgs.model_fields.items():
+        assert field.description, f"{name} has no docstring"

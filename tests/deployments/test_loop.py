@@ -1,0 +1,424 @@
+"""The round loop over real workers in this process: exact whatever the drafters do, nothing left
+behind."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.router.gamma import FixedGamma
+from deployments.router.loop import LoopOptions, RoundLoop
+from deployments.router.sequence import Delta, FinishReason, GenerationParams
+from deployments.router.sequence import Sequence as LiveSequence
+from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver, ScriptedDrafter
+from tests.tiny_models import VOCAB_SIZE, save_model
+from workers.drafters.model import ModelDrafter
+from workers.errors import TandemError, TargetUnavailableError
+from workers.model import Model, load_model
+from workers.paged_model import CacheOptions
+from workers.target import Target
+from workers.types import SamplingParams
+
+CACHE = CacheOptions(block_size=4, max_num_seqs=32)
+SAMPLED = SamplingParams(temperature=0.8)
+GREEDY = SamplingParams(temperature=0.0)
+NUM_TOKENS = 40
+FAST = LoopOptions(draft_timeout_s=5.0, verify_timeout_s=30.0, recovery_timeout_s=30.0)
+
+
+@dataclass(frozen=True)
+class Models:
+    target: Model
+    draft: Model
+    """The target, slightly off: a draft that is often right."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder: Path = tmp_path_factory.mktemp("pair")
+    name = save_model(folder)
+    target = load_model(name, dtype="float32", device="cpu")
+    draft = load_model(name, dtype="float32", device="cpu")
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.module.parameters():
+            parameter += torch.randn_like(parameter) * 0.02
+    return Models(target=target, draft=draft)
+
+
+def make_params(
+    seed: int, *, sampling: SamplingParams = SAMPLED, max_tokens: int = NUM_TOKENS, **more: object
+) -> GenerationParams:
+    rng = random.Random(seed)
+    prompt = tuple(rng.choices(range(3, VOCAB_SIZE), k=rng.choice([1, 3, 8, 17, 60])))
+    return GenerationParams(
+        prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=seed, **more
+    )
+
+
+class Stream:
+    """A sequence and what it has emitted."""
+
+    def __init__(self, params: GenerationParams, eos_token_ids: Sequence[int] = ()) -> None:
+        self.deltas: list[Delta] = []
+        self.error: TandemError | None = None
+        self.first_delta = asyncio.Event()
+        self.sequence = LiveSequence.open(
+            f"s{params.seed}",
+            params,
+            decoder=CharacterTokenizer(),
+            eos_token_ids=eos_token_ids,
+            emit=self._take,
+        )
+
+    def _take(self, delta: Delta | TandemError) -> None:
+        if isinstance(delta, TandemError):
+            self.error = delta
+        else:
+            self.deltas.append(delta)
+        self.first_delta.set()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+@asynccontextmanager
+async def running_loop(
+    models: Models,
+    *,
+    gamma: int = 4,
+    drafts: LocalWorkers | ScriptedDrafter | None = None,
+    num_targets: int = 1,
+    options: LoopOptions = FAST,
+    cache: CacheOptions = CACHE,
+) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
+    targets = LocalWorkers(
+        lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
+    )
+    observer = RecordingObserver()
+    loop = RoundLoop(
+        targets=targets,
+        drafts=drafts,
+        gamma=FixedGamma(gamma),
+        max_gamma=8,
+        max_drafted_len=256,
+        observer=observer,
+        options=options,
+        clock=time.monotonic,
+    )
+    try:
+        yield loop, targets, observer
+    finally:
+        await loop.close()
+        await targets.close()
+        if isinstance(drafts, LocalWorkers):
+            await drafts.close()
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def run_all(
+    loop: RoundLoop, all_params: Sequence[GenerationParams], *, concurrency: int
+) -> list[Stream]:
+    slots = asyncio.Semaphore(concurrency)
+    streams = [Stream(params) for params in all_params]
+
+    async def run(stream: Stream) -> None:
+        async with slots:
+            loop.add(stream.sequence)
+            await stream.sequence.done.wait()
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*[run(stream) for stream in streams])
+    return streams
+
+
+def model_drafts(models: Models) -> LocalWorkers:
+    return LocalWorkers(lambda: ModelDrafter(models.draft, CACHE, max_batched_tokens=32))
+
+
+def random_drafts() -> ScriptedDrafter:
+    rng = random.Random(0)
+    return ScriptedDrafter(lambda request: rng.choices(range(VOCAB_SIZE), k=request.k))
+
+
+def dying_drafts(models: Models) -> LocalWorkers:
+    """Its only replica dies after a while; another comes up later."""
+    drafts = model_drafts(models)
+
+    def live_or_die() -> None:
+        if len(drafts.calls) in (30, 90) and drafts.replicas:
+            drafts.kill(next(iter(drafts.replicas)))
+        if len(drafts.calls) == 50:
+            drafts.start_replica()
+
+    drafts.before_call = live_or_die
+    return drafts
+
+
+DRAFTERS: dict[str, Callable[[Models], LocalWorkers | ScriptedDrafter]] = {
+    "model": model_drafts,
+    "random": lambda _: random_drafts(),
+    "dying": dying_drafts,
+}
+
+
+@pytest.fixture(scope="module")
+def all_params() -> list[GenerationParams]:
+    return [make_params(seed) for seed in range(12)] + [
+        make_params(seed, sampling=GREEDY) for seed in range(12, 16)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(models: Models, all_params: list[GenerationParams]) -> list[list[int]]:
+    """Each sequence alone, without drafts."""
+
+    async def run() -> list[list[int]]:
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            streams = await run_all(loop, all_params, concurrency=1)
+            return [stream.token_ids for stream in streams]
+
+    return asyncio.run(run())
+
+
+class TestExactness:
+    @pytest.mark.parametrize("concurrency", [1, 16])
+    @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+    @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+    async def test_tokens_do_not_depend_on_drafter_gamma_or_batch(
+        self,
+        drafter: str,
+        gamma: int,
+        concurrency: int,
+        models: Models,
+        all_params: list[GenerationParams],
+        plain: list[list[int]],
+    ) -> None:
+        drafts = DRAFTERS[drafter](models)
+        async with running_loop(models, gamma=gamma, drafts=drafts) as (loop, targets, observer):
+            streams = await run_all(loop, all_params, concurrency=concurrency)
+            assert [stream.token_ids for stream in streams] == plain
+            outcomes = [outcome for record in observer.records for outcome in record.outcomes]
+            assert bool(outcomes) == (gamma > 0)
+            if drafter == "model" and gamma > 0:
+                num_tested = sum(outcome.num_tested for outcome in outcomes)
+                assert sum(outcome.num_accepted for outcome in outcomes) / num_tested > 0.3
+            await wait_until(lambda: targets.num_used_blocks == 0)
+            assert loop.num_live == 0
+            if isinstance(drafts, LocalWorkers):
+                await wait_until(lambda: drafts.num_used_blocks == 0)
+
+    async def test_a_lost_target_changes_nothing(
+        self, models: Models, all_params: list[GenerationParams], plain: list[list[int]]
+    ) -> None:
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts, num_targets=2) as (loop, targets, _):
+            lost = []
+
+            def lose_targets() -> None:
+                if len(targets.calls) in (40, 80):
+                    targets.kill(lost_id := next(iter(targets.replicas)))
+                    lost.append(lost_id)
+                    targets.start_replica()
+
+            targets.before_call = lose_targets
+            streams = await run_all(loop, all_params, concurrency=8)
+            assert [stream.token_ids for stream in streams] == plain
+            assert len(lost) == 2
+            await wait_until(lambda: targets.num_used_blocks == 0)
+
+    async def test_a_cache_too_small_for_all_changes_nothing(
+        self, models: Models, all_params: list[GenerationParams], plain: list[list[int]]
+    ) -> None:
+        cache = CacheOptions(block_size=4, max_num_seqs=1, max_model_len=104)
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts, cache=cache) as (loop, targets, _):
+            streams = await run_all(loop, all_params, concurrency=16)
+            assert [stream.token_ids for stream in streams] == plain
+            await wait_until(lambda: targets.num_used_blocks == 0)
+
+
+class TestDrafters:
+    async def test_a_slow_drafter_costs_its_deadline_and_no_token(self, models: Models) -> None:
+        drafts = model_drafts(models)
+        options = LoopOptions(draft_timeout_s=0.01)
+        async with running_loop(models, drafts=drafts, options=options) as (loop, _, observer):
+            drafts.delay_s = 0.1
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            assert len(stream.token_ids) == NUM_TOKENS
+            assert not any(record.outcomes for record in observer.records)
+
+    async def test_the_last_token_is_not_drafted(self, models: Models) -> None:
+        asked: list[int] = []
+
+        def draft(request: object) -> list[int]:
+            asked.append(request.k)  # type: ignore[attr-defined]
+            return []
+
+        async with running_loop(models, gamma=8, drafts=ScriptedDrafter(draft)) as (loop, _, _):
+            await run_all(loop, [make_params(1, max_tokens=5)], concurrency=1)
+        # the first call only announces the sequence; every round commits one token
+        assert asked == [0, 3, 2, 1]
+
+    async def test_more_drafts_than_asked_for_do_no_harm(self, models: Models) -> None:
+        drafter = ScriptedDrafter(lambda request: [5] * (request.k + 20))
+        async with running_loop(models, drafts=drafter) as (loop, _, _):
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            (plain,) = await run_all(loop, [make_params(1)], concurrency=1)
+        assert stream.token_ids == plain.token_ids
+
+
+async def test_calls_are_nobodys_children(models: Models) -> None:
+    """Serve keeps the request in a context variable, gives calls made under it the request's id
+    (two at a time would be taken for one) and cancels them with it. A round serves many."""
+    request: ContextVar[str] = ContextVar("request")
+    seen: list[str | None] = []
+    drafts = model_drafts(models)
+    async with running_loop(models, drafts=drafts) as (loop, targets, _):
+        targets.before_call = drafts.before_call = lambda: seen.append(request.get(None))
+        request.set("a request")
+        await run_all(loop, [make_params(seed) for seed in range(3)], concurrency=3)
+        left = Stream(make_params(4))
+        loop.add(left.sequence)
+        loop.cancel(left.sequence)
+        await wait_until(lambda: targets.num_used_blocks == 0)
+    assert set(seen) == {None}
+
+
+class TestEnds:
+    async def plain(self, models: Models, params: GenerationParams) -> Stream:
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            (stream,) = await run_all(loop, [params], concurrency=1)
+            return stream
+
+    async def test_eos_within_accepted_drafts_ends_the_text(self, models: Models) -> None:
+        plain = await self.plain(models, make_params(3))
+        end = 10
+        eos = plain.token_ids[end]
+        assert eos not in plain.token_ids[:end]
+        drafter = ScriptedDrafter(
+            lambda request: plain.token_ids[
+                request.base_len + len(request.new_tokens) - request.prompt_len :
+            ][: request.k]
+        )
+        async with running_loop(models, gamma=8, drafts=drafter) as (loop, _, _):
+            stream = Stream(make_params(3), eos_token_ids=[eos])
+            loop.add(stream.sequence)
+            await stream.sequence.done.wait()
+            assert stream.token_ids == plain.token_ids[: end + 1]
+            assert stream.deltas[-1].finish_reason is FinishReason.STOP
+            assert stream.text == CharacterTokenizer().decode(
+                plain.token_ids[:end], skip_special_tokens=True
+            )
+            ignoring = Stream(make_params(4, ignore_eos=True), eos_token_ids=[eos])
+            loop.add(ignoring.sequence)
+            await ignoring.sequence.done.wait()
+            assert len(ignoring.token_ids) == NUM_TOKENS
+            assert ignoring.deltas[-1].finish_reason is FinishReason.LENGTH
+
+    async def test_a_stop_string_ends_the_text_before_it(self, models: Models) -> None:
+        plain = await self.plain(models, make_params(3))
+        stop = plain.text[8:11]
+        cut = plain.text.index(stop)
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, targets, _):
+            (stream,) = await run_all(loop, [make_params(3, stop=(stop,))], concurrency=1)
+            assert stream.text == plain.text[:cut]
+            assert stream.token_ids == plain.token_ids[: cut + 3]
+            assert stream.deltas[-1].finish_reason is FinishReason.STOP
+            await wait_until(lambda: targets.num_used_blocks == 0)
+
+    @pytest.mark.parametrize("max_tokens", [1, 2, 5])
+    async def test_max_tokens_is_met_exactly(self, max_tokens: int, models: Models) -> None:
+        async with running_loop(models, gamma=8, drafts=model_drafts(models)) as (loop, _, _):
+            params = make_params(2, max_tokens=max_tokens)
+            (stream,) = await run_all(loop, [params], concurrency=1)
+            assert len(stream.token_ids) == max_tokens
+
+
+class TestCancel:
+    async def cancel_all(
+        self, models: Models, reach: Callable[[list[Stream], LocalWorkers], Awaitable[object]]
+    ) -> None:
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, targets, _):
+            streams = [Stream(make_params(seed)) for seed in range(8)]
+            for stream in streams:
+                loop.add(stream.sequence)
+            await reach(streams, targets)
+            for stream in streams:
+                loop.cancel(stream.sequence)
+            await wait_until(lambda: loop.num_live == 0)
+            await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
+            assert targets.num_sequences + drafts.num_sequences == 0
+
+    async def test_before_anything_has_run(self, models: Models) -> None:
+        await self.cancel_all(models, lambda *_: asyncio.sleep(0))
+
+    async def test_during_prefill(self, models: Models) -> None:
+        await self.cancel_all(
+            models, lambda _, targets: wait_until(lambda: targets.num_used_blocks > 0)
+        )
+
+    async def test_mid_stream(self, models: Models) -> None:
+        await self.cancel_all(
+            models, lambda streams, _: asyncio.gather(*[s.first_delta.wait() for s in streams])
+        )
+
+    async def test_twice_or_after_the_end_is_nothing(self, models: Models) -> None:
+        async with running_loop(models) as (loop, _, _):
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            loop.cancel(stream.sequence)
+            loop.cancel(stream.sequence)
+            assert stream.deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+class TestFailure:
+    async def test_no_target_for_too_long_is_an_error_that_says_so(self, models: Models) -> None:
+        options = LoopOptions(recovery_timeout_s=0.3)
+        async with running_loop(models, options=options) as (loop, targets, _):
+            targets.kill("replica-0")
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            assert isinstance(stream.error, TargetUnavailableError)
+            assert "no target group answered" in str(stream.error)
+            assert loop.num_live == 0
+
+    async def test_a_target_that_comes_back_in_time_goes_on(self, models: Models) -> None:
+        async with running_loop(models) as (loop, targets, _):
+            plain = await run_all(loop, [make_params(1)], concurrency=1)
+            targets.kill("replica-0")
+            asyncio.get_running_loop().call_later(0.5, targets.start_replica)
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            assert stream.token_ids == plain[0].token_ids
+
+    async def test_a_defect_ends_its_sequences_and_no_others(
+        self, models: Models, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with running_loop(models) as (loop, targets, _):
+            broken = Stream(make_params(1))
+            targets.before_call = lambda: 1 / 0
+            loop.add(broken.sequence)
+            await broken.sequence.done.wait()
+            targets.before_call = lambda: None
+            assert str(broken.error) == "internal error; the server's log says more"
+            assert "ZeroDivisionError" in caplog.text
+            (stream,) = await run_all(loop, [make_params(2)], concurrency=1)
+            assert len(stream.token_ids) == NUM_TOKENS

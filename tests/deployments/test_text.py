@@ -1,0 +1,114 @@
+"""Text as it is streamed: whole characters, and nothing of a stop string."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from deployments.router.text import IncrementalDecoder, StopStrings
+
+TEXTS = [
+    "def f(x):\n    return x + 1\n",
+    "naïve café — “quotes” … ¿qué?",
+    "日本語のテキスト、漢字かな交じり文。",
+    "emoji: 👩‍👩‍👧‍👦 🇩🇪 👍🏽 🧑🏻‍🚀",
+    "مرحبا بالعالم שלום עולם",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE with hardly a merge: characters fall into several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=270,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("prompt", ["", "some prompt ", "日本"])
+def test_pieces_are_whole_characters_and_make_the_text(
+    text: str, prompt: str, tokenizer: Tokenizer
+) -> None:
+    decoder = IncrementalDecoder(tokenizer, tokenizer.encode(prompt).ids)
+    tokens = tokenizer.encode(text).ids
+    assert len(tokens) > len(text) // 2
+    pieces = [decoder.push(token) for token in tokens]
+    assert "".join(pieces) == text
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
+    assert decoder.finish() == ""
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_tokens_stream_to_what_they_decode_to_at_once(seed: int, tokenizer: Tokenizer) -> None:
+    """Random bytes are mostly no text: broken characters must neither be lost nor doubled."""
+    rng = random.Random(seed)
+    size = tokenizer.get_vocab_size()
+    prompt = rng.choices(range(size), k=rng.randrange(4))
+    tokens = rng.choices(range(size), k=rng.randrange(1, 40))
+    decoder = IncrementalDecoder(tokenizer, prompt)
+    streamed = "".join(decoder.push(token) for token in tokens) + decoder.finish()
+    whole, start = tokenizer.decode(prompt + tokens), tokenizer.decode(prompt)
+    if start.endswith("\N{REPLACEMENT CHARACTER}"):
+        return  # the prompt ended inside a character, whose rest belongs to neither
+    assert streamed == whole[len(start) :]
+
+
+def test_an_unfinished_character_shows_at_the_end_only(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("👍").ids
+    decoder = IncrementalDecoder(tokenizer, [])
+    assert [decoder.push(token) for token in tokens[:-1]] == [""] * (len(tokens) - 1)
+    assert set(decoder.finish()) == {"\N{REPLACEMENT CHARACTER}"}
+
+
+def test_special_tokens_have_no_text(tokenizer: Tokenizer) -> None:
+    decoder = IncrementalDecoder(tokenizer, tokenizer.encode("a").ids)
+    assert decoder.push(tokenizer.token_to_id("<|end|>")) == ""
+
+
+class TestStopStrings:
+    def run(self, stop: list[str], pieces: list[str]) -> tuple[list[str], bool]:
+        cutter = StopStrings(stop)
+        emitted = []
+        for piece in pieces:
+            emitted.append(cutter.push(piece))
+            if cutter.has_stopped:
+                return emitted, True
+        return [*emitted, cutter.finish()], False
+
+    def test_without_stop_strings_nothing_is_held(self) -> None:
+        assert self.run([], ["ab", "c"]) == (["ab", "c", ""], False)
+
+    def test_text_is_cut_before_the_stop_string(self) -> None:
+        assert self.run(["STOP"], ["one STOP two"]) == (["one "], True)
+
+    def test_a_stop_string_over_several_pieces_is_never_emitted(self) -> None:
+        assert self.run(["STOP"], ["one S", "T", "OP two"]) == (["one ", "", ""], True)
+
+    def test_a_false_start_is_emitted_once_it_is_one(self) -> None:
+        assert self.run(["STOP"], ["a ST", "AY"]) == (["a ", "STAY", ""], False)
+
+    def test_what_is_held_at_the_end_is_text(self) -> None:
+        assert self.run(["STOP"], ["a STO"]) == (["a ", "STO"], False)
+
+    def test_the_first_of_several_counts(self) -> None:
+        assert self.run(["yy", "x"], ["ab x yy"]) == (["ab "], True)
+
+    @pytest.mark.parametrize("seed", range(100))
+    def test_any_split_gives_the_same(self, seed: int) -> None:
+        rng = random.Random(seed)
+        text = "".join(rng.choices("ab", k=30))
+        stop = ["".join(rng.choices("ab", k=rng.randrange(1, 7))) for _ in range(2)]
+        cuts = sorted(rng.choices(range(31), k=6))
+        pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, 30], strict=True)]
+        emitted, has_stopped = self.run(stop, pieces)
+        found = [text.find(s) for s in stop if s in text]
+        assert has_stopped == bool(found)
+        assert "".join(emitted) == (text[: min(found)] if found else text)

@@ -1,0 +1,121 @@
+"""Stand-ins for what a test does not want to start."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deployments.router.round import RoundRecord
+from deployments.step_loop import StepLoop
+from workers.errors import WorkerLostError
+from workers.step_worker import StepWorker
+from workers.types import ProposeRequest, ProposeResult, Reply
+
+CHARACTERS = "".join(chr(code) for code in range(33, 127)) + " \n\t"
+
+
+class CharacterTokenizer:
+    """One printable character per token: 97 of them, as many as the tiny models know."""
+
+    def encode(self, text: str) -> list[int]:
+        return [CHARACTERS.index(character) for character in text]
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002
+        return "".join(CHARACTERS[token] for token in token_ids)
+
+
+class LocalWorkers:
+    """A WorkerClient whose replicas are real workers in this process, and mortal."""
+
+    def __init__(
+        self, make_worker: Callable[[], StepWorker[Any, Any]], num_replicas: int = 1
+    ) -> None:
+        self._make_worker = make_worker
+        self._num_started = 0
+        self.replicas: dict[str, StepLoop[Any, Any]] = {}
+        self._killed: list[StepLoop[Any, Any]] = []
+        self.calls: list[Sequence[Any]] = []
+        self.delay_s = 0.0
+        self.before_call: Callable[[], None] = lambda: None
+        for _ in range(num_replicas):
+            self.start_replica()
+
+    def start_replica(self) -> str:
+        replica_id = f"replica-{self._num_started}"
+        self._num_started += 1
+        self.replicas[replica_id] = StepLoop(
+            self._make_worker, num_threads=1, idle_timeout_s=300, clock=time.monotonic
+        )
+        return replica_id
+
+    async def close(self) -> None:
+        for replica in [*self.replicas.values(), *self._killed]:
+            await replica.close()
+
+    def kill(self, replica_id: str) -> None:
+        """It and its cache are gone; calls to it go to another."""
+        self._killed.append(self.replicas.pop(replica_id))
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(replica.worker.num_sequences for replica in self.replicas.values())
+
+    @property
+    def num_used_blocks(self) -> int:
+        return sum(replica.worker.num_used_blocks for replica in self.replicas.values())
+
+    async def call(
+        self, replica_id: str | None, batch: Sequence[Any], *, timeout_s: float
+    ) -> Reply[Any]:
+        self.calls.append(batch)
+        self.before_call()
+        if not self.replicas:
+            raise WorkerLostError("no replica is left")
+        if replica_id not in self.replicas:
+            replica_id = list(self.replicas)[len(self.calls) % len(self.replicas)]
+        replica = self.replicas[replica_id]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(self.delay_s)
+                results = await replica.run_batch(batch)
+        except TimeoutError:
+            raise WorkerLostError(f"no answer in {timeout_s} s") from None
+        if replica_id not in self.replicas:
+            raise WorkerLostError(f"{replica_id} died")
+        return Reply(replica_id=replica_id, served_s=0.0, results=results)
+
+    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
+        if replica_id in self.replicas:
+            self.replicas[replica_id].release(seq_ids)
+
+
+class ScriptedDrafter:
+    """A WorkerClient of drafters that says what it is told, at once."""
+
+    def __init__(self, draft: Callable[[ProposeRequest], Sequence[int]]) -> None:
+        self._draft = draft
+        self.released: list[str] = []
+
+    async def call(
+        self,
+        replica_id: str | None,
+        batch: Sequence[ProposeRequest],
+        *,
+        timeout_s: float,  # noqa: ARG002
+    ) -> Reply[ProposeResult]:
+        results = tuple(
+            ProposeResult(seq_id=request.seq_id, draft_tokens=tuple(self._draft(request)))
+            for request in batch
+        )
+        return Reply(replica_id=replica_id or "scripted", served_s=0.0, results=results)
+
+    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
+        self.released += seq_ids
+
+
+class RecordingObserver:
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def observe_round(self, record: RoundRecord) -> None:
+        self.records.append(record)

@@ -1,0 +1,359 @@
+"""The bundled pair, served by Ray Serve over HTTP and gRPC, in fp32."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cluster.demo import bundled
+from deployments.api.tandem_pb2 import GenerateRequest
+from deployments.api.tandem_pb2_grpc import GenerationStub
+from tests.integration.conftest import MODEL, Deploy, Served
+from tests.tiny_models import save_model
+from workers.model import load_model
+from workers.target import Target
+from workers.types import SamplingParams, VerifyRequest
+
+NUM_TOKENS = 48
+
+
+@pytest.fixture
+def served(deploy: Deploy) -> Served:
+    return deploy()
+
+
+@pytest.fixture(scope="module")
+def greedy_texts(prompts: list[str]) -> list[str]:
+    """What transformers writes with the same target, one prompt at a time."""
+    name = bundled.resolve(bundled.TARGET_NAME)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    texts = []
+    for prompt in prompts:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        output = model.generate(
+            input_ids=inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+        )
+        new_tokens = output[0, inputs.input_ids.shape[1] :]
+        texts.append(tokenizer.decode(new_tokens, skip_special_tokens=True))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def sampled_tokens(prompts: list[str]) -> list[list[int]]:
+    """What the target alone samples, without Ray, drafts or batches; prompt i has seed i."""
+    name = bundled.resolve(bundled.TARGET_NAME)
+    target = Target(load_model(name, dtype="float32", device="cpu"))
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    all_tokens = []
+    for seed, prompt in enumerate(prompts[:16]):
+        tokens = tokenizer.encode(prompt)
+        prompt_len, cached_len = len(tokens), 0
+        while len(tokens) < prompt_len + NUM_TOKENS:
+            (result,) = target.verify(
+                [
+                    VerifyRequest(
+                        seq_id="s",
+                        base_len=cached_len,
+                        new_tokens=tuple(tokens[cached_len:]),
+                        prompt_len=prompt_len,
+                        sampling=SamplingParams(temperature=0.8),
+                        seed=seed,
+                    )
+                ]
+            )
+            cached_len = len(tokens)
+            tokens += result.tokens
+        target.release(["s"])
+        all_tokens.append(tokens[prompt_len:])
+    return all_tokens
+
+
+def request(prompt: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": prompt, "max_tokens": NUM_TOKENS, **fields}
+
+
+async def served_tokens(served: Served, prompts: list[str], *, concurrency: int) -> list[list[int]]:
+    """Token ids over streaming gRPC, at temperature 0.8."""
+    slots = asyncio.Semaphore(concurrency)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub = GenerationStub(channel)
+
+        async def run(seed: int, prompt: str) -> list[int]:
+            generate = GenerateRequest(
+                text=prompt, max_tokens=NUM_TOKENS, temperature=0.8, seed=seed, ignore_eos=True
+            )
+            async with slots:
+                return [
+                    token
+                    async for chunk in stub.GenerateStream(generate)
+                    for token in chunk.token_ids
+                ]
+
+        return await asyncio.gather(*[run(i, prompt) for i, prompt in enumerate(prompts)])
+
+
+class TestExactness:
+    async def test_greedy_texts_equal_transformers_generate(
+        self, served: Served, prompts: list[str], greedy_texts: list[str]
+    ) -> None:
+        async with served.openai() as client:
+            slots = asyncio.Semaphore(8)
+
+            async def run(prompt: str) -> str:
+                async with slots:
+                    completion = await client.completions.create(**request(prompt, temperature=0))
+                    return completion.choices[0].text
+
+            texts = await asyncio.gather(*[run(prompt) for prompt in prompts])
+        assert list(texts) == greedy_texts
+        assert len(set(texts)) > 40
+
+    @pytest.mark.parametrize("concurrency", [1, 16])
+    @pytest.mark.parametrize("gamma", [0, 1, 8, 4])
+    async def test_sampled_tokens_equal_the_target_alone(
+        self,
+        gamma: int,
+        concurrency: int,
+        served: Served,
+        prompts: list[str],
+        sampled_tokens: list[list[int]],
+    ) -> None:
+        await served.set_gamma(gamma)
+        tokens = await served_tokens(served, prompts[:16], concurrency=concurrency)
+        assert tokens == sampled_tokens
+        statistics = await served.handle("Router").take_statistics.remote()
+        assert (statistics.num_accepted > 0) == (gamma > 0)
+
+    async def test_a_drafter_killed_half_way_changes_nothing(
+        self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
+    ) -> None:
+        before = await served.handle("DraftPool").status.remote()
+        generation = asyncio.create_task(served_tokens(served, prompts[:16], concurrency=4))
+        while not (await served.handle("DraftPool").status.remote()).num_sequences:
+            await asyncio.sleep(0.01)
+        os.kill(before.pid, signal.SIGKILL)
+        assert await generation == sampled_tokens
+        async with asyncio.timeout(60):  # Serve brings another one up
+            while True:
+                status = await served.handle("DraftPool").status.remote()
+                if status.pid != before.pid:
+                    break
+                await asyncio.sleep(0.1)
+        assert await served_tokens(served, prompts[:4], concurrency=4) == sampled_tokens[:4]
+
+
+class TestClients:
+    async def test_openai_streams_a_completion(
+        self, served: Served, prompts: list[str], greedy_texts: list[str]
+    ) -> None:
+        async with served.openai() as client:
+            stream = await client.completions.create(
+                **request(prompts[0], temperature=0),
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            chunks = [chunk async for chunk in stream]
+        text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
+        assert text == greedy_texts[0]
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == NUM_TOKENS
+        assert len(chunks) > 5
+
+    async def test_openai_lists_the_model(self, served: Served) -> None:
+        async with served.openai() as client:
+            assert [model.id for model in (await client.models.list()).data] == [MODEL]
+
+    def test_grpc_text_equals_http(
+        self, served: Served, prompts: list[str], greedy_texts: list[str]
+    ) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+            stub = GenerationStub(channel)
+            generate = GenerateRequest(text=prompts[1], max_tokens=NUM_TOKENS, temperature=0)
+            whole = stub.Generate(generate, timeout=60)
+            chunks = list(stub.GenerateStream(generate, timeout=60))
+        assert whole.text == greedy_texts[1]
+        assert "".join(chunk.text for chunk in chunks) == greedy_texts[1]
+        assert len(chunks) > 5
+        assert whole.usage.accepted_prediction_tokens > 0
+
+    def test_errors_come_through(self, served: Served, http: httpx.Client) -> None:
+        response = http.post("/v1/completions", json=request("a", temperature=9))
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "temperature"
+        assert http.post("/v1/completions", json={**request("a"), "model": "x"}).status_code == 404
+        with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+            stub = GenerationStub(channel)
+            for call in (stub.Generate, lambda r: list(stub.GenerateStream(r))):
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(GenerateRequest(text="a", temperature=9))
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert caught.value.details() == (
+                    "temperature is 9.0: Input should be less than or equal to 2"
+                )
+
+
+def counters(served: Served) -> dict[str, float]:
+    """Totals of our metrics at the Prometheus endpoint, over all label sets."""
+    text = httpx.get(f"http://127.0.0.1:{served.metrics_port}/metrics").text
+    totals: dict[str, float] = {}
+    for name, value in re.findall(r"^ray_(tandem_\w+)\{.*\} (\S+)$", text, re.MULTILINE):
+        totals[name] = totals.get(name, 0.0) + float(value)
+    return totals
+
+
+async def test_the_counters_move_as_the_usage_says(
+    served: Served, prompts: list[str], http: httpx.Client
+) -> None:
+    prefix = "tandem_spec_decode_"
+
+    def read() -> dict[str, float]:
+        now = counters(served)
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_tested_tokens",
+                 "num_accepted_tokens_per_pos")  # fmt: skip
+        return {name: now.get(f"{prefix}{name}_total", 0.0) for name in names}
+
+    async def settled() -> dict[str, float]:
+        """Metrics arrive some seconds late."""
+        before = read()
+        while True:
+            await asyncio.sleep(4)
+            if (now := read()) == before:
+                return now
+            before = now
+
+    before = await settled()
+    response = await asyncio.to_thread(
+        http.post, "/v1/completions", json=request(prompts[2], temperature=0)
+    )
+    details = response.json()["usage"]["completion_tokens_details"]
+    accepted, rejected = (
+        details["accepted_prediction_tokens"],
+        details["rejected_prediction_tokens"],
+    )
+    async with asyncio.timeout(60):
+        while read()["num_drafts"] == before["num_drafts"]:
+            await asyncio.sleep(1)
+        after = await settled()
+    moved = {name: after[name] - before[name] for name in after}
+    assert moved["num_accepted_tokens"] == accepted > 0
+    assert moved["num_draft_tokens"] == accepted + rejected
+    assert moved["num_accepted_tokens_per_pos"] == accepted
+    assert accepted <= moved["num_tested_tokens"] <= accepted + rejected
+    assert 0 < moved["num_drafts"] < NUM_TOKENS
+    assert counters(served)["tandem_gamma"] > 0
+
+
+class TestLoad:
+    async def test_64_streams_finish_and_those_that_hang_up_leave_nothing(
+        self, served: Served, prompts: list[str]
+    ) -> None:
+        """Prompts of 1 to 1,500 tokens; every fourth client leaves in mid-stream."""
+        tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(bundled.TARGET_NAME))
+        text_tokens = tokenizer.encode("\n".join(prompts))
+        rng = random.Random(0)
+        lengths = [1, 2, 1500, 1499] + [int(10 ** rng.uniform(0, 3.17)) for _ in range(60)]
+        all_ids = [text_tokens[start : start + n] for start, n in enumerate(lengths)]
+        assert [len(ids) for ids in all_ids] == lengths
+
+        async def run(client: httpx.AsyncClient, index: int, *, leaves: bool) -> str:
+            body = request(all_ids[index], temperature=0.8, seed=index, ignore_eos=True)
+            text = ""
+            async with client.stream(
+                "POST", "/v1/completions", json={**body, "stream": True}
+            ) as response:
+                assert response.status_code == 200
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        text += json.loads(line[6:])["choices"][0]["text"]
+                        if leaves:
+                            break
+            return text
+
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=served.url, timeout=300, limits=limits) as client:
+            streams = [run(client, i, leaves=i % 4 == 3) for i in range(64)]
+            together = await asyncio.gather(*streams)
+            await served.wait_until_nothing_is_held()
+            checked = range(0, 64, 9)
+            alone = [await run(client, i, leaves=False) for i in checked]
+        for index, text in zip(checked, alone, strict=True):
+            if index % 4 == 3:
+                assert text.startswith(together[index])
+            else:
+                assert text == together[index]
+        await served.wait_until_nothing_is_held()
+
+    async def test_grpc_clients_that_cancel_leave_nothing(
+        self, served: Served, prompts: list[str]
+    ) -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+            stub = GenerationStub(channel)
+
+            async def start_and_leave(index: int) -> None:
+                call = stub.GenerateStream(
+                    GenerateRequest(
+                        text=prompts[index], max_tokens=1000, ignore_eos=True, seed=index
+                    )
+                )
+                await call.read()
+                call.cancel()
+
+            await asyncio.gather(*[start_and_leave(i) for i in range(16)])
+            await served.wait_until_nothing_is_held()
+
+
+class TestOtherApps:
+    """Each takes the place of the one before, so these come last."""
+
+    @pytest.mark.parametrize("concurrency", [1, 16])
+    @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+    async def test_a_random_drafter_changes_nothing(
+        self,
+        gamma: int,
+        concurrency: int,
+        deploy: Deploy,
+        prompts: list[str],
+        sampled_tokens: list[list[int]],
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> None:
+        folder = tmp_path_factory.getbasetemp() / "random-draft"
+        if not folder.exists():
+            save_model(folder, vocab_size=4096, max_position_embeddings=2048)
+        served = deploy(draft=str(folder))
+        await served.set_gamma(gamma)
+        num_prompts = 4 if concurrency == 1 else 16
+        tokens = await served_tokens(served, prompts[:num_prompts], concurrency=concurrency)
+        assert tokens == sampled_tokens[:num_prompts]
+
+    async def test_several_groups_and_drafters_change_nothing(
+        self, deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]
+    ) -> None:
+        served = deploy(num_target_groups=2, num_draft_replicas="2:3", gamma=4)
+        tokens = await served_tokens(served, prompts[:16], concurrency=16)
+        assert tokens == sampled_tokens
+        for deployment in ("TargetGroup", "DraftPool"):
+            num_steps: dict[str, int] = {}
+            async with asyncio.timeout(30):
+                while len(num_steps) < 2:  # each call asks either
+                    status = await served.handle(deployment).status.remote()
+                    num_steps[status.replica_id] = status.num_steps
+            assert all(num_steps.values()), deployment
+
+    async def test_plain_decoding_is_an_app_without_drafters(
+        self, deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]
+    ) -> None:
+        served = deploy(drafter="none")
+        assert await served_tokens(served, prompts[:8], concurrency=8) == sampled_tokens[:8]

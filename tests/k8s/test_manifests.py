@@ -1,0 +1,155 @@
+"""Every file of k8s/ against the CRD, Ray's schema and our own options."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from deployments import AppArgs, build
+from deployments.api.grpc import SERVICER_FUNCTION
+
+ROOT = Path(__file__).parent.parent.parent
+CRD = ROOT.parent / "shared" / "kuberay" / "ray.io_rayservices.yaml"
+RAY_SERVICES = sorted((ROOT / "k8s").glob("rayservice-*.yaml"))
+SERVE_CONFIGS = sorted((ROOT / "k8s").glob("serve-*.yaml"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = yaml.safe_load(path.read_text())
+    return manifest
+
+
+def strict(schema: Any) -> Any:
+    """A CRD's OpenAPI schema as JSON schema that knows no other fields."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: strict(value) for key, value in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        result.pop("type", None)
+        result["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and not is_open:
+        result["additionalProperties"] = False
+    return result
+
+
+def serve_configs() -> list[tuple[str, dict[str, Any]]]:
+    plain = [(path.name, load(path)) for path in SERVE_CONFIGS]
+    embedded = [
+        (path.name, yaml.safe_load(load(path)["spec"]["serveConfigV2"])) for path in RAY_SERVICES
+    ]
+    return plain + embedded
+
+
+def test_there_is_something_to_check() -> None:
+    assert RAY_SERVICES
+    assert SERVE_CONFIGS
+
+
+@pytest.mark.skipif(not CRD.exists(), reason="the CRDs are not part of the project")
+@pytest.mark.parametrize("path", RAY_SERVICES, ids=lambda path: path.name)
+class TestAgainstTheCrd:
+    @pytest.fixture
+    def validator(self) -> jsonschema.Draft202012Validator:
+        versions = load(CRD)["spec"]["versions"]
+        (schema,) = [v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1"]
+        schema["properties"]["metadata"]["x-kubernetes-preserve-unknown-fields"] = True
+        return jsonschema.Draft202012Validator(strict(schema))
+
+    def test_manifest_is_valid(
+        self, path: Path, validator: jsonschema.Draft202012Validator
+    ) -> None:
+        errors = [
+            f"{error.json_path}: {error.message}" for error in validator.iter_errors(load(path))
+        ]
+        assert errors == []
+
+    @pytest.mark.parametrize(
+        ("keys", "value"),
+        [
+            (["spec", "serveConfigV3"], "x"),
+            (["spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "container"], []),
+            (["spec", "rayClusterConfig", "workerGroupSpecs", 0, "replicas"], "two"),
+        ],
+    )
+    def test_the_check_sees_a_mistake(
+        self,
+        keys: list[Any],
+        value: object,
+        path: Path,
+        validator: jsonschema.Draft202012Validator,
+    ) -> None:
+        manifest = load(path)
+        place: Any = manifest
+        for key in keys[:-1]:
+            place = place[key]
+        place[keys[-1]] = value
+        assert list(validator.iter_errors(manifest))
+
+
+@pytest.mark.parametrize(("name", "config"), serve_configs(), ids=lambda value: str(value)[:30])
+class TestServeConfig:
+    def test_config_is_rays_and_ours(self, name: str, config: dict[str, Any]) -> None:
+        deploy = ServeDeploySchema.model_validate(config)
+        (application,) = deploy.applications
+        assert application.import_path == "deployments:app"
+        AppArgs.model_validate(application.args)
+        assert deploy.grpc_options.grpc_servicer_functions == [SERVICER_FUNCTION], name
+
+    def test_overrides_name_deployments_that_exist(self, name: str, config: dict[str, Any]) -> None:
+        deploy = ServeDeploySchema.model_validate(config)
+        overridden = {override.name for override in deploy.applications[0].deployments}
+        args = AppArgs.model_validate(deploy.applications[0].args)
+        assert overridden <= deployment_names(build(args)), name
+
+
+def deployment_names(application: Any) -> set[str]:
+    """Of a graph: the ingress and what is bound to it."""
+    bound = application._bound_deployment
+    names = {bound.name}
+    for argument in bound.init_args:
+        if hasattr(argument, "_bound_deployment"):
+            names |= deployment_names(argument)
+    return names
+
+
+@pytest.mark.parametrize("path", RAY_SERVICES, ids=lambda path: path.name)
+class TestRayService:
+    def test_versions_agree(self, path: Path) -> None:
+        cluster = load(path)["spec"]["rayClusterConfig"]
+        assert cluster["rayVersion"] == ray.__version__
+        groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        images = {c["image"] for g in groups for c in g["template"]["spec"]["containers"]}
+        (image,) = images
+        assert image.endswith(f"ray{ray.__version__}")
+        dockerfile = (ROOT / "k8s" / "Dockerfile").read_text()
+        assert f"rayproject/ray:{ray.__version__}-" in dockerfile
+        assert image in dockerfile
+
+    def test_ports_of_the_config_are_open(self, path: Path) -> None:
+        manifest = load(path)
+        config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+        head = manifest["spec"]["rayClusterConfig"]["headGroupSpec"]
+        ports = {
+            port["name"]: port["containerPort"]
+            for port in head["template"]["spec"]["containers"][0]["ports"]
+        }
+        assert ports["serve"] == config["http_options"]["port"]
+        assert ports["serve-grpc"] == config["grpc_options"]["port"]
+
+    def test_a_worker_holds_the_smallest_app(self, path: Path) -> None:
+        manifest = load(path)
+        config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+        wanted = sum(
+            deployment["ray_actor_options"]["num_cpus"]
+            for deployment in config["applications"][0]["deployments"]
+        )
+        (group,) = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert wanted <= int(limits["cpu"]) * group["minReplicas"]

@@ -1,0 +1,91 @@
+"""What may import what, and what the source must not hold. Run by `make check` too."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("workers", "cluster", "deployments")
+# Imports go one way: each may use itself and those before it.
+ALLOWED = {
+    "workers": {"workers"},
+    "cluster": {"workers", "cluster"},
+    "deployments": {"workers", "cluster", "deployments"},
+}
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+
+def sources(package: str) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted((ROOT / package).rglob("*.py")):
+        if not path.name.startswith("tandem_pb2"):  # generated
+            yield path, ast.parse(path.read_text())
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_one_way(package: str) -> None:
+    for path, tree in sources(package):
+        for module in imported(tree):
+            first = module.split(".")[0]
+            if first in PACKAGES:
+                assert first in ALLOWED[package], f"{path} imports {module}"
+            assert first != "tests", f"{path} imports {module}"
+
+
+def test_workers_never_import_ray() -> None:
+    for path, tree in sources("workers"):
+        assert not [m for m in imported(tree) if m.split(".")[0] == "ray"], path
+
+
+def test_importing_deployments_does_not_import_torch() -> None:
+    """The driver and the controller import the app; only replicas need torch."""
+    code = "import sys, deployments; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_environment_is_not_read() -> None:
+    for package in PACKAGES:
+        for path, tree in sources(package):
+            for node in ast.walk(tree):
+                is_read = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+                assert not is_read, f"{path}: options belong in deployments/args.py"
+
+
+def test_files_and_functions_stay_small() -> None:
+    for package in PACKAGES:
+        for path, tree in sources(package):
+            num_lines = len(path.read_text().splitlines())
+            assert num_lines <= MAX_LINES, f"{path} has {num_lines} lines"
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    length = (node.end_lineno or 0) - node.lineno + 1
+                    assert length <= MAX_FUNCTION_LINES, f"{path}: {node.name}, {length} lines"
+
+
+def test_generated_code_is_what_the_proto_says(tmp_path: Path) -> None:
+    """`make proto` was run after the last change of tandem.proto."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", "deployments/api/tandem.proto"]
+    command += [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    for name in ("tandem_pb2.py", "tandem_pb2.pyi", "tandem_pb2_grpc.py"):
+        path = Path("deployments/api") / name
+        assert (ROOT / path).read_text() == (tmp_path / path).read_text()
+
+
+def test_no_path_of_a_machine_is_left_in_the_source() -> None:
+    for package in (*PACKAGES, "tests", "k8s"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert not re.search(r"/(root|work|home)/", path.read_text()), path

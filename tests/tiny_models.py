@@ -1,0 +1,108 @@
+"""Tiny random models, made on the fly."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+VOCAB_SIZE = 97
+MAX_POSITION = 256
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITION,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_UNGROUPED = {key: value for key, value in _COMMON.items() if key != "num_key_value_heads"}
+_GPT2 = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": MAX_POSITION,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+# Windows are shorter than the test's sequences, so that they matter.
+SUPPORTED = {
+    "llama": ("LlamaConfig", _COMMON),
+    "qwen2": ("Qwen2Config", _COMMON),
+    "qwen3": ("Qwen3Config", {**_COMMON, "head_dim": 16}),
+    "mistral": ("MistralConfig", {**_COMMON, "sliding_window": 5}),
+    "gemma2": ("Gemma2Config", {**_COMMON, "head_dim": 8, "sliding_window": 5}),
+    "gemma3": ("Gemma3TextConfig", {**_COMMON, "head_dim": 8, "sliding_window": 5}),
+    "mixtral": ("MixtralConfig", {**_COMMON, "num_local_experts": 4, "sliding_window": 6}),
+    "phi3": ("Phi3Config", _COMMON),
+    "olmo2": ("Olmo2Config", _COMMON),
+    "starcoder2": ("Starcoder2Config", {**_COMMON, "sliding_window": 6}),
+    "gpt2": ("GPT2Config", _GPT2),
+    "opt": (
+        "OPTConfig",
+        {
+            **{key: value for key, value in _UNGROUPED.items() if key != "intermediate_size"},
+            "ffn_dim": 64,
+            "word_embed_proj_dim": 32,
+        },
+    ),
+    "gpt_neox": ("GPTNeoXConfig", _UNGROUPED),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_COMMON,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "sliding_window": 5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "cohere": ("CohereConfig", _COMMON),
+    "granite": ("GraniteConfig", _COMMON),
+    "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
+    "smollm3": ("SmolLM3Config", _COMMON),
+}
+UNSUPPORTED = {
+    "falcon": (
+        "FalconConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+    ),
+    "bloom": (
+        "BloomConfig",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    ),
+    "qwen3_next": ("Qwen3NextConfig", _COMMON),
+    "bert": ("BertConfig", {**_UNGROUPED}),
+}
+
+
+def make_config(family: str, **changes: object) -> PreTrainedConfig:
+    class_name, arguments = {**SUPPORTED, **UNSUPPORTED}[family]
+    config: PreTrainedConfig = getattr(transformers, class_name)(**{**arguments, **changes})
+    return config
+
+
+def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: object) -> str:
+    """Write a random model; its logits spread enough for arg-maxima to be clear."""
+    torch.manual_seed(seed)
+    config = make_config(family, **changes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # norms, biases and sinks start at one value, which would hide mistakes; matrices start
+            # so small that texts would loop
+            parameter += torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.1)
+    model.save_pretrained(folder)
+    return str(folder)

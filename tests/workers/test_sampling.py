@@ -1,0 +1,272 @@
+"""The sampler: its noise bit by bit, its processors against transformers', its law by
+chi-square."""
+
+import itertools
+
+import pytest
+import torch
+from scipy.stats import chisquare, kstest
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from workers.sampling import SamplingRow, gumbel_noise, noise_bits, process_logits, sample
+from workers.types import SamplingParams
+
+VOCAB_SIZE = 50
+
+
+def make_row(seed: int = 0, position: int = 0, **params: object) -> SamplingRow:
+    return SamplingRow(params=SamplingParams(**params), seed=seed, position=position)
+
+
+def make_logits(num_rows: int = 1, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def split_mix_64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) % 2**64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+    return state ^ (state >> 31)
+
+
+def mix_32(bits: int) -> int:
+    bits ^= bits >> 16
+    bits = bits * 0x7FEB352D % 2**32
+    bits ^= bits >> 15
+    bits = bits * 0x846CA68B % 2**32
+    return bits ^ (bits >> 16)
+
+
+class TestNoise:
+    @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 - 1])
+    @pytest.mark.parametrize("position", [0, 5, 100_000])
+    def test_bits_equal_the_definition_in_exact_integers(self, seed: int, position: int) -> None:
+        state = split_mix_64(split_mix_64(seed) ^ position)
+        low, high = state % 2**32, state >> 32
+        expected = [mix_32(mix_32(token ^ low) ^ high) for token in range(300)]
+        assert noise_bits([seed], [position], vocab_size=300)[0].tolist() == expected
+
+    def test_bits_never_change(self) -> None:
+        """A golden value: changing the noise changes every seeded text ever served."""
+        bits = noise_bits([42, 42, 7], [10, 11, 10], vocab_size=4)
+        assert bits.tolist() == [
+            [2135573677, 500801306, 679325578, 1063615395],
+            [2650998304, 733577796, 4133403003, 1594773800],
+            [3774685566, 3848260233, 3861313697, 369891953],
+        ]
+
+    @pytest.mark.gpu
+    def test_bits_are_the_same_on_cuda(self) -> None:
+        keys = {"seeds": [42, 2**62, 7], "positions": [10, 11, 4000]}
+        on_cpu = noise_bits(**keys, vocab_size=100_000)
+        on_cuda = noise_bits(**keys, vocab_size=100_000, device="cuda")
+        assert torch.equal(on_cpu, on_cuda.cpu())
+
+    def test_a_rows_noise_does_not_depend_on_its_batch(self) -> None:
+        together = gumbel_noise([3, 4, 5], [1, 2, 3], vocab_size=VOCAB_SIZE)
+        alone = gumbel_noise([4], [2], vocab_size=VOCAB_SIZE)
+        assert torch.equal(together[1:2], alone)
+
+    def test_a_token_keeps_its_noise_in_a_larger_vocabulary(self) -> None:
+        small = gumbel_noise([3], [1], vocab_size=VOCAB_SIZE)
+        large = gumbel_noise([3], [1], vocab_size=4 * VOCAB_SIZE)
+        assert torch.equal(small, large[:, :VOCAB_SIZE])
+
+    @pytest.mark.parametrize("varied", ["seed", "position", "token"])
+    def test_noise_is_gumbel_along_each_key(self, varied: str) -> None:
+        count = 20_000
+        if varied == "token":
+            noise = gumbel_noise([9], [9], vocab_size=count)[0]
+        elif varied == "seed":
+            noise = gumbel_noise(range(count), [9] * count, vocab_size=3)[:, 1]
+        else:
+            noise = gumbel_noise([9] * count, range(count), vocab_size=3)[:, 1]
+        assert kstest(noise.numpy(), "gumbel_r").pvalue > 1e-3
+
+    def test_neighbouring_keys_are_uncorrelated(self) -> None:
+        count = 50_000
+        noise = gumbel_noise([1] * count, range(count), vocab_size=2).double()
+        other_seed = gumbel_noise([2] * count, range(count), vocab_size=2).double()
+        pairs = [
+            (noise[:, 0], noise[:, 1]),
+            (noise[:-1, 0], noise[1:, 0]),
+            (noise[:, 0], other_seed[:, 0]),
+        ]
+        for first, second in pairs:
+            correlation = torch.corrcoef(torch.stack([first, second]))[0, 1]
+            assert abs(correlation) < 4 / count**0.5
+
+
+class TestProcessors:
+    def processed(self, **params: object) -> torch.Tensor:
+        return process_logits(make_logits(3), [make_row(**params)] * 3)
+
+    def test_temperature(self) -> None:
+        expected = TemperatureLogitsWarper(0.7)(None, make_logits(3))
+        torch.testing.assert_close(self.processed(temperature=0.7), expected)
+
+    @pytest.mark.parametrize("top_k", [1, 5, 49, 50, 500])
+    def test_top_k(self, top_k: int) -> None:
+        expected = TopKLogitsWarper(top_k)(None, make_logits(3))
+        assert torch.equal(self.processed(top_k=top_k), expected)
+
+    @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+    def test_top_p(self, top_p: float) -> None:
+        expected = TopPLogitsWarper(top_p)(None, make_logits(3))
+        assert torch.equal(self.processed(top_p=top_p), expected)
+
+    @pytest.mark.parametrize("min_p", [0.01, 0.1, 0.9, 1.0])
+    def test_min_p(self, min_p: float) -> None:
+        expected = MinPLogitsWarper(min_p)(None, make_logits(3))
+        assert torch.equal(self.processed(min_p=min_p), expected)
+
+    def test_truncations_follow_one_another(self) -> None:
+        logits = make_logits(3)
+        expected = TemperatureLogitsWarper(1.3)(None, logits)
+        expected = TopKLogitsWarper(20)(None, expected)
+        expected = TopPLogitsWarper(0.8)(None, expected)
+        expected = MinPLogitsWarper(0.1)(None, expected)
+        processed = self.processed(temperature=1.3, top_k=20, top_p=0.8, min_p=0.1)
+        torch.testing.assert_close(processed, expected)
+
+    def test_repetition_penalty(self) -> None:
+        history = [3, 3, 7, 40]
+        row = SamplingRow(
+            params=SamplingParams(repetition_penalty=1.7, temperature=0.0),
+            seed=0,
+            position=4,
+            history=history,
+            prompt_len=2,
+        )
+        expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([history]), make_logits())
+        torch.testing.assert_close(process_logits(make_logits(), [row]), expected)
+
+    def test_presence_and_frequency_count_the_output_only(self) -> None:
+        row = SamplingRow(
+            params=SamplingParams(presence_penalty=0.5, frequency_penalty=0.25),
+            seed=0,
+            position=6,
+            history=[9, 9, 3, 3, 3, 7],
+            prompt_len=2,
+        )
+        expected = make_logits()
+        expected[0, 3] -= 0.5 + 3 * 0.25
+        expected[0, 7] -= 0.5 + 0.25
+        torch.testing.assert_close(process_logits(make_logits(), [row]), expected)
+
+    def test_logit_bias_decides_and_ignores_ids_beyond_the_vocabulary(self) -> None:
+        row = make_row(temperature=0.0, logit_bias=((11, 100.0), (VOCAB_SIZE + 5, 100.0)))
+        assert sample(make_logits(), [row]) == [11]
+
+    def test_rows_of_different_parameters_do_not_touch_each_other(self) -> None:
+        params = [
+            {"temperature": 0.0},
+            {"temperature": 0.7, "top_k": 5},
+            {"temperature": 1.0, "top_p": 0.5},
+            {"temperature": 0.0, "logit_bias": ((4, 3.0),)},
+            {"temperature": 1.5, "min_p": 0.2},
+            {"temperature": 1.0},
+        ]
+        logits = make_logits(len(params))
+        rows = [make_row(seed=i, position=i, **p) for i, p in enumerate(params)]
+        together = sample(logits, rows)
+        alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+        assert together == alone
+        processed = process_logits(logits, rows)
+        for i, row in enumerate(rows):
+            assert torch.equal(processed[i : i + 1], process_logits(logits[i : i + 1], [row]))
+
+    def test_logits_given_are_left_as_they_were(self) -> None:
+        logits = make_logits()
+        sample(logits, [make_row(temperature=0.5, top_k=3, logit_bias=((1, 2.0),))])
+        assert torch.equal(logits, make_logits())
+
+
+class TestLaw:
+    def test_greedy_takes_the_lowest_of_equal_maxima(self) -> None:
+        logits = torch.zeros(1, VOCAB_SIZE)
+        logits[0, [31, 12, 40]] = 5.0
+        assert sample(logits, [make_row(temperature=0.0)]) == [12]
+        assert sample(logits.to(torch.bfloat16), [make_row(temperature=0.0)]) == [12]
+
+    def test_equal_logits_of_the_top_p_edge_go_to_the_lowest(self) -> None:
+        processed = process_logits(torch.zeros(1, 4), [make_row(top_p=0.5)])
+        assert processed[0].isfinite().tolist() == [True, True, False, False]
+
+    def test_scores_are_the_processed_logits_plus_the_noise(self) -> None:
+        row = make_row(seed=5, position=17, temperature=0.8, top_k=10)
+        scores = process_logits(make_logits(), [row]) + gumbel_noise(
+            [5], [17], vocab_size=VOCAB_SIZE
+        )
+        assert sample(make_logits(), [row]) == [int(scores.argmax())]
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            {"temperature": temperature, **truncation}
+            for temperature, truncation in itertools.product(
+                [0.6, 1.0, 1.5],
+                [{}, {"top_k": 8}, {"top_p": 0.7}, {"min_p": 0.05},
+                 {"top_k": 20, "top_p": 0.9, "min_p": 0.02}],
+            )
+        ]
+        + [
+            {"repetition_penalty": 1.5},
+            {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+            {"logit_bias": ((3, 2.0), (9, -100.0))},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_samples_follow_the_processed_law(self, params: dict[str, object]) -> None:
+        """One seeded chi-square per combination: 20,000 positions of one sequence."""
+        count = 20_000
+        logits = make_logits(seed=3)
+        rows = [
+            SamplingRow(
+                params=SamplingParams(**params),
+                seed=11,
+                position=position,
+                history=[3, 3, 9],
+                prompt_len=1,
+            )
+            for position in range(count)
+        ]
+        law = process_logits(logits, rows[:1]).double().softmax(-1)[0]
+        observed = torch.zeros(VOCAB_SIZE, dtype=torch.double)
+        for start in range(0, count, 2000):
+            tokens = sample(logits.expand(2000, -1), rows[start : start + 2000])
+            observed += torch.bincount(torch.tensor(tokens), minlength=VOCAB_SIZE)
+        assert observed[law == 0].sum() == 0
+        # tokens expected less than five times are pooled, as the test requires
+        is_common = law * count >= 5
+        pooled = torch.cat([law[is_common], law[~is_common].sum()[None]]) * count
+        counts = torch.cat([observed[is_common], observed[~is_common].sum()[None]])
+        kept = pooled > 0
+        assert chisquare(counts[kept], pooled[kept]).pvalue > 1e-4
+
+
+class TestCoupling:
+    def test_agreement_of_two_laws_is_the_closed_form(self) -> None:
+        """P[x = y] = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri et al. 2024)."""
+        count = 20_000
+        target_logits, draft_logits = make_logits(seed=1), make_logits(seed=1) + make_logits(seed=2)
+        rows = [make_row(seed=4, position=position) for position in range(count)]
+        agreed = sum(
+            x == y
+            for x, y in zip(
+                sample(target_logits.expand(count, -1), rows),
+                sample(draft_logits.expand(count, -1), rows),
+                strict=True,
+            )
+        )
+        p, q = target_logits.double().softmax(-1)[0], draft_logits.double().softmax(-1)[0]
+        ratios = torch.maximum(p[None, :] / p[:, None], q[None, :] / q[:, None])
+        expected = (1 / ratios.sum(-1)).sum().item()
+        deviation = (expected * (1 - expected) / count) ** 0.5
+        assert abs(agreed / count - expected) < 4 * deviation

@@ -1,0 +1,408 @@
+"""The target and the drafter as workers: exactness, soft state, chunking, shortage of blocks."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.tiny_models import VOCAB_SIZE
+from workers.drafters.model import ModelDrafter
+from workers.errors import ConfigError, ContextLengthError
+from workers.model import Model
+from workers.paged_model import CacheOptions
+from workers.target import Target
+from workers.types import ProposeRequest, SamplingParams, VerifyRequest
+
+CACHE = CacheOptions(block_size=4, max_num_seqs=8)
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
+PENALISED = SamplingParams(
+    temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2
+)
+
+Drafts = Callable[[str, Sequence[int]], Sequence[int]]
+
+
+def make_prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
+
+
+def generate(
+    target: Target,
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    sampling: SamplingParams = GREEDY,
+    drafts: Drafts = lambda *_: (),
+    seq_id: str = "s",
+    seed: int = 1,
+    forget_every: int | None = None,
+) -> list[int]:
+    """What a router does, for one sequence and without one."""
+    tokens, cached_len, num_rounds = list(prompt), 0, 0
+    while len(tokens) < len(prompt) + num_tokens:
+        num_rounds += 1
+        if forget_every and num_rounds % forget_every == 0:
+            target.release([seq_id])
+        request = VerifyRequest(
+            seq_id=seq_id,
+            base_len=cached_len,
+            new_tokens=tuple(tokens[cached_len:]),
+            draft_tokens=tuple(drafts(seq_id, tokens)) if cached_len else (),
+            prompt_len=len(prompt),
+            sampling=sampling,
+            seed=seed,
+        )
+        (result,) = target.verify([request])
+        target.check_integrity()
+        if result.needs_tokens_from is not None:
+            cached_len = result.needs_tokens_from
+            continue
+        cached_len = len(tokens) + result.num_accepted
+        tokens += result.tokens
+    target.release([seq_id])
+    return tokens[len(prompt) : len(prompt) + num_tokens]
+
+
+def random_drafts(length: int, seed: int = 0) -> Drafts:
+    rng = random.Random(seed)
+    return lambda *_: rng.choices(range(VOCAB_SIZE), k=length)
+
+
+def knowing_drafts(truth: Sequence[int], prompt_len: int, length: int, wrong_every: int) -> Drafts:
+    """Drafts that are right, but for every so many."""
+
+    def propose(_: str, tokens: Sequence[int]) -> list[int]:
+        start = len(tokens) - prompt_len
+        guesses = list(truth[start : start + length])
+        return [
+            (g + 1) % VOCAB_SIZE if (start + i) % wrong_every == 0 else g
+            for i, g in enumerate(guesses)
+        ]
+
+    return propose
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
+def test_greedy_equals_transformers_generate(family: str, tiny_model: Callable[..., Model]) -> None:
+    model = tiny_model(family)
+    reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
+    for seed in range(4):
+        prompt = make_prompt(seed, 5 + 9 * seed)
+        expected = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+        )[0, len(prompt) :].tolist()
+        assert generate(Target(model, CACHE), prompt, 40) == expected
+        drafts = knowing_drafts(expected, len(prompt), 4, wrong_every=5)
+        assert generate(Target(model, CACHE), prompt, 40, drafts=drafts) == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalty"])
+@pytest.mark.parametrize("gamma", [1, 4, 8])
+def test_text_does_not_depend_on_the_drafts(
+    sampling: SamplingParams, gamma: int, tiny_model: Callable[..., Model]
+) -> None:
+    model, prompt = tiny_model("qwen3"), make_prompt(7, 21)
+    plain = generate(Target(model, CACHE), prompt, 48, sampling=sampling)
+    assert len(set(plain)) > 5
+    for drafts in (
+        random_drafts(gamma),
+        knowing_drafts(plain, len(prompt), gamma, wrong_every=3),
+        knowing_drafts(plain, len(prompt), gamma, wrong_every=10**6),
+    ):
+        assert generate(Target(model, CACHE), prompt, 48, sampling=sampling, drafts=drafts) == plain
+
+
+def test_text_depends_on_the_seed(tiny_model: Callable[..., Model]) -> None:
+    target, prompt = Target(tiny_model("llama"), CACHE), make_prompt(7, 21)
+    texts = {tuple(generate(target, prompt, 20, sampling=SAMPLED, seed=seed)) for seed in range(5)}
+    assert len(texts) == 5
+
+
+def test_a_lost_cache_is_asked_for_and_changes_nothing(tiny_model: Callable[..., Model]) -> None:
+    model, prompt = tiny_model("llama"), make_prompt(3, 30)
+    plain = generate(Target(model, CACHE), prompt, 30, sampling=SAMPLED)
+    forgetful = generate(
+        Target(model, CACHE),
+        prompt,
+        30,
+        sampling=SAMPLED,
+        drafts=random_drafts(3),
+        forget_every=2,
+    )
+    assert forgetful == plain
+
+
+def test_a_batch_of_many_lengths_equals_one_by_one(tiny_model: Callable[..., Model]) -> None:
+    model = tiny_model("mistral")
+    prompts = [make_prompt(i, length) for i, length in enumerate([1, 2, 15, 16, 17, 40, 90, 5])]
+    alone = [generate(Target(model, CACHE), p, 1, sampling=SAMPLED, seed=i)
+             for i, p in enumerate(prompts)]  # fmt: skip
+    target = Target(model, CACHE, max_batched_tokens=32)
+    results = target.verify(
+        [
+            VerifyRequest(
+                seq_id=str(i),
+                base_len=0,
+                new_tokens=tuple(prompt),
+                prompt_len=len(prompt),
+                sampling=SAMPLED,
+                seed=i,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+    )
+    assert [list(result.tokens) for result in results] == alone
+    assert target.num_sequences == len(prompts)
+    target.check_integrity()
+
+
+def test_a_long_prompt_is_cut_and_short_work_goes_first(tiny_model: Callable[..., Model]) -> None:
+    target = Target(tiny_model("llama"), CACHE, max_batched_tokens=32)
+    target.verify([VerifyRequest(seq_id="short", base_len=0, new_tokens=(5, 6), prompt_len=2)])
+    target.submit(
+        VerifyRequest(
+            seq_id="long", base_len=0, new_tokens=tuple(make_prompt(0, 100)), prompt_len=100
+        )
+    )
+    answered = []
+    base_len = 2
+    for _ in range(4):
+        target.submit(
+            VerifyRequest(seq_id="short", base_len=base_len, new_tokens=(9,), prompt_len=2)
+        )
+        base_len += 1
+        results, has_run = target.step()
+        assert has_run
+        answered.append([result.seq_id for result in results])
+    assert answered == [["short"], ["short"], ["short"], ["short", "long"]]
+
+
+def test_drafts_that_are_no_tokens_of_the_target_are_dropped(
+    tiny_model: Callable[..., Model],
+) -> None:
+    target = Target(tiny_model("llama"), CACHE)
+    (first,) = target.verify(
+        [VerifyRequest(seq_id="s", base_len=0, new_tokens=(5,), prompt_len=1, sampling=GREEDY)]
+    )
+    (second,) = target.verify(
+        [
+            VerifyRequest(
+                seq_id="s",
+                base_len=1,
+                new_tokens=first.tokens,
+                draft_tokens=(VOCAB_SIZE, -1, 3),
+                prompt_len=1,
+                sampling=GREEDY,
+            )
+        ]
+    )
+    assert (len(second.tokens), second.num_accepted, second.num_tested) == (1, 0, 0)
+
+
+def test_release_answers_what_waits_and_frees_everything(tiny_model: Callable[..., Model]) -> None:
+    target = Target(tiny_model("llama"), CACHE, max_batched_tokens=16)
+    prompt = tuple(make_prompt(0, 60))
+    target.submit(VerifyRequest(seq_id="s", base_len=0, new_tokens=prompt, prompt_len=60))
+    target.step()
+    assert target.num_used_blocks > 0
+    (result,) = target.release(["s", "unknown"])
+    assert result.is_released
+    assert (target.num_used_blocks, target.num_sequences, target.num_waiting) == (0, 0, 0)
+    target.check_integrity()
+
+
+def test_a_second_request_answers_the_first_as_released(tiny_model: Callable[..., Model]) -> None:
+    target = Target(tiny_model("llama"), CACHE)
+    request = VerifyRequest(seq_id="s", base_len=0, new_tokens=(5, 6), prompt_len=2)
+    assert target.submit(request) == []
+    (released,) = target.submit(request)
+    assert released.is_released
+    results, _ = target.step()
+    assert [result.is_released for result in results] == [False]
+
+
+def test_too_long_a_sequence_is_refused(tiny_model: Callable[..., Model]) -> None:
+    target = Target(tiny_model("llama"), CacheOptions(block_size=4, max_model_len=16))
+    request = VerifyRequest(seq_id="s", base_len=10, new_tokens=(1,) * 7, prompt_len=2)
+    with pytest.raises(ContextLengthError, match=r"17 tokens.*at most 16"):
+        target.submit(request)
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_shortage_of_blocks_preempts_the_youngest_and_all_finish(
+    gamma: int, tiny_model: Callable[..., Model]
+) -> None:
+    """Eight sequences of 60 tokens in a cache for one of 64: everybody finishes, as if alone."""
+    model = tiny_model("llama")
+    small = CacheOptions(block_size=4, max_model_len=64, max_num_seqs=1)
+    prompts = {f"s{i}": make_prompt(i, 20) for i in range(8)}
+    alone = {
+        seq_id: generate(Target(model, CACHE), prompt, 40, sampling=SAMPLED)
+        for seq_id, prompt in prompts.items()
+    }
+    target = Target(model, small, max_batched_tokens=16)
+    tokens = {seq_id: list(prompt) for seq_id, prompt in prompts.items()}
+    cached = dict.fromkeys(prompts, 0)
+    drafts = random_drafts(gamma)
+
+    def request(seq_id: str) -> VerifyRequest:
+        return VerifyRequest(
+            seq_id=seq_id,
+            base_len=cached[seq_id],
+            new_tokens=tuple(tokens[seq_id][cached[seq_id] :]),
+            draft_tokens=tuple(drafts(seq_id, tokens[seq_id])),
+            prompt_len=20,
+            sampling=SAMPLED,
+            seed=1,
+        )
+
+    waiting = [result for seq_id in prompts for result in target.submit(request(seq_id))]
+    num_preempted, num_steps, unfinished = 0, 0, set(prompts)
+    while unfinished:
+        num_steps += 1
+        assert num_steps < 3000, "no progress"
+        results, _ = target.step()
+        target.check_integrity()
+        for result in waiting + results:
+            waiting = []
+            seq_id = result.seq_id
+            if result.needs_tokens_from is not None:
+                num_preempted += 1
+                cached[seq_id] = result.needs_tokens_from
+            else:
+                cached[seq_id] = len(tokens[seq_id]) + result.num_accepted
+                tokens[seq_id] += result.tokens
+            if len(tokens[seq_id]) >= 60:
+                unfinished.discard(seq_id)
+                target.release([seq_id])
+            else:
+                waiting += target.submit(request(seq_id))
+    assert num_preempted > 0
+    assert {s: t[20:60] for s, t in tokens.items()} == alone
+    assert target.num_used_blocks == 0
+
+
+class TestCacheSize:
+    def test_explicit_length_that_does_not_fit_says_so(
+        self, tiny_model: Callable[..., Model]
+    ) -> None:
+        with pytest.raises(ConfigError, match="raise kv_cache_gib or lower max_model_len"):
+            Target(
+                tiny_model("llama"), CacheOptions(max_model_len=256, kv_cache_gib=16 * 768 / 2**30)
+            )
+
+    def test_default_length_shrinks_to_what_fits(self, tiny_model: Callable[..., Model]) -> None:
+        model = tiny_model("llama")
+        assert model.slot_bytes == 3 * 2 * (8 + 8) * 4
+        room = 100 * model.slot_bytes / 2**30
+        target = Target(model, CacheOptions(block_size=16, kv_cache_gib=room))
+        assert (target.info.max_model_len, target.info.num_blocks) == (96, 6)
+
+    def test_more_than_the_models_positions_is_refused(
+        self, tiny_model: Callable[..., Model]
+    ) -> None:
+        with pytest.raises(ConfigError, match=r"max_model_len is 300.*256 tokens"):
+            Target(tiny_model("llama"), CacheOptions(max_model_len=300))
+
+    def test_no_more_is_allocated_than_can_be_used(self, tiny_model: Callable[..., Model]) -> None:
+        target = Target(tiny_model("llama"), CacheOptions(block_size=16, max_num_seqs=3))
+        assert target.info.num_blocks == 3 * 256 // 16
+
+
+class TestDrafter:
+    def propose(
+        self, drafter: ModelDrafter, seq_id: str, base_len: int, tokens: Sequence[int], k: int,
+        sampling: SamplingParams = GREEDY,
+    ) -> tuple[int, ...]:  # fmt: skip
+        (result,) = drafter.propose(
+            [
+                ProposeRequest(
+                    seq_id=seq_id,
+                    base_len=base_len,
+                    new_tokens=tuple(tokens[base_len:]),
+                    k=k,
+                    prompt_len=1,
+                    sampling=sampling,
+                    seed=1,
+                )
+            ]
+        )
+        drafter.check_integrity()
+        assert result.needs_tokens_from is None
+        return result.draft_tokens
+
+    @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED])
+    def test_a_drafter_that_is_the_target_is_always_right(
+        self, sampling: SamplingParams, tiny_model: Callable[..., Model]
+    ) -> None:
+        """Also proves the catch-up after full acceptance: a hole in its cache would be seen."""
+        model, prompt = tiny_model("llama"), make_prompt(2, 40)
+        truth = generate(Target(model, CACHE), prompt, 60, sampling=sampling, seed=1)
+        drafter = ModelDrafter(model, CACHE, max_batched_tokens=16)
+        tokens, base_len = list(prompt), 0
+        for k in (4, 1, 8, 3, 4, 5):
+            (result,) = drafter.propose(
+                [
+                    ProposeRequest(
+                        seq_id="s",
+                        base_len=base_len,
+                        new_tokens=tuple(tokens[base_len:]),
+                        k=k,
+                        prompt_len=40,
+                        sampling=sampling,
+                        seed=1,
+                    )
+                ]
+            )
+            done = len(tokens) - 40
+            assert list(result.draft_tokens) == truth[done : done + k]
+            base_len = len(tokens)
+            tokens += truth[done : done + k + 1]
+            drafter.check_integrity()
+
+    def test_rejections_leave_nothing_behind(self, tiny_model: Callable[..., Model]) -> None:
+        model, prompt = tiny_model("llama"), make_prompt(4, 10)
+        drafter = ModelDrafter(model, CACHE)
+        first = self.propose(drafter, "s", 0, prompt, 5)
+        committed = [*prompt, first[0], (first[1] + 1) % VOCAB_SIZE]
+        second = self.propose(drafter, "s", len(prompt), committed, 5)
+        fresh = self.propose(ModelDrafter(model, CACHE), "s", 0, committed, 5)
+        assert second == fresh
+
+    def test_each_sequence_gets_its_own_k_as_if_alone(
+        self, tiny_model: Callable[..., Model]
+    ) -> None:
+        model = tiny_model("qwen2")
+        prompts = [make_prompt(i, n) for i, n in enumerate([3, 50, 17, 20])]
+        ks = [0, 5, 2, 7]
+        drafter = ModelDrafter(model, CACHE)
+        results = drafter.propose(
+            [
+                ProposeRequest(
+                    seq_id=str(i), base_len=0, new_tokens=tuple(p), k=k, prompt_len=1,
+                    sampling=SAMPLED, seed=1,
+                )
+                for i, (p, k) in enumerate(zip(prompts, ks, strict=True))
+            ]
+        )  # fmt: skip
+        assert [len(result.draft_tokens) for result in results] == ks
+        for prompt, k, result in zip(prompts, ks, results, strict=True):
+            alone = self.propose(ModelDrafter(model, CACHE), "s", 0, prompt, k, SAMPLED)
+            assert result.draft_tokens == alone
+
+    def test_missing_tokens_are_asked_for(self, tiny_model: Callable[..., Model]) -> None:
+        drafter = ModelDrafter(tiny_model("llama"), CACHE)
+        request = ProposeRequest(seq_id="s", base_len=7, new_tokens=(1,), k=2, prompt_len=1)
+        (result,) = drafter.propose([request])
+        assert result.needs_tokens_from == 0
+
+    def test_drafts_stop_where_the_context_ends(self, tiny_model: Callable[..., Model]) -> None:
+        drafter = ModelDrafter(tiny_model("llama"), CacheOptions(block_size=4, max_model_len=16))
+        assert len(self.propose(drafter, "s", 0, make_prompt(0, 13), 8)) == 3

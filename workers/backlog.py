@@ -1,0 +1,136 @@
+"""The work a worker has accepted but not finished, and who gives way when blocks run out.
+
+Target and drafter share it: both are handed requests at any time (`submit`), take what fits into
+one step, and may be told to forget a sequence in between (`release`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from workers.errors import ContextLengthError, KVCacheExhaustedError
+from workers.kv_cache import CachedSequence, SequenceTable
+from workers.types import WorkRequest
+
+# More tokens than this are a prefill, which is cut to the token budget of a step.
+MAX_CATCH_UP = 16
+
+
+RequestT = TypeVar("RequestT", bound=WorkRequest)
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkItem(Generic[RequestT]):
+    request: RequestT
+    sequence: CachedSequence
+    remaining: tuple[int, ...]
+    """Committed tokens still to run, the newest last."""
+
+    @property
+    def is_prefill(self) -> bool:
+        return len(self.remaining) > MAX_CATCH_UP
+
+
+class Backlog(Generic[RequestT]):
+    """At most one item per sequence."""
+
+    def __init__(self, sequences: SequenceTable, max_model_len: int) -> None:
+        self._sequences = sequences
+        self._max_model_len = max_model_len
+        self._items: dict[str, WorkItem[RequestT]] = {}
+        self._preempted: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, seq_id: str) -> bool:
+        return seq_id in self._items
+
+    def submit(self, request: RequestT) -> int | None:
+        """Accept a request, in place of an earlier one for the same sequence.
+
+        Returns None, or the length of the cache when it lacks tokens below `base_len`.
+        Raises ContextLengthError if the sequence could never fit.
+        """
+        length = request.base_len + len(request.new_tokens)
+        if not request.new_tokens or length > self._max_model_len:
+            raise ContextLengthError(
+                f"sequence {request.seq_id} has {length} tokens, {len(request.new_tokens)} of them "
+                f"new; it must have at least one new and at most {self._max_model_len} in all"
+            )
+        self.discard(request.seq_id)
+        cached_len = self._sequences.cached_len(request.seq_id)
+        if request.base_len > cached_len:
+            return cached_len
+        sequence, remaining = self._sequences.synchronise(
+            request.seq_id, request.base_len, request.new_tokens
+        )
+        self._items[request.seq_id] = WorkItem(
+            request=request, sequence=sequence, remaining=remaining
+        )
+        return None
+
+    def in_turn(self) -> list[WorkItem[RequestT]]:
+        """Short work first, so that prefills never hold up running streams; then oldest first."""
+        return sorted(
+            self._items.values(), key=lambda item: (item.is_prefill, item.sequence.arrival)
+        )
+
+    def discard(self, seq_id: str) -> bool:
+        """Forget a sequence's work, not its cache; whether there was any."""
+        return self._items.pop(seq_id, None) is not None
+
+    def finish(self, item: WorkItem[RequestT]) -> None:
+        del self._items[item.sequence.seq_id]
+
+    def release(self, seq_ids: Iterable[str]) -> list[str]:
+        """Forget sequences; returns those that had work waiting."""
+        waiting = []
+        for seq_id in seq_ids:
+            if self.discard(seq_id):
+                waiting.append(seq_id)
+            self._sequences.drop(seq_id)
+        return waiting
+
+    def make_room(
+        self, sequence: CachedSequence, *, wanted: int, least: int, keep: Sequence[CachedSequence]
+    ) -> int | None:
+        """Reserve blocks for `wanted` tokens of a sequence, or as many as can be had.
+
+        On shortage first shrink to `least`, then preempt sequences younger than this one that are
+        not in `keep`, the youngest first. The oldest sequence always gets its room, so work never
+        stands still. Returns the reserved length, or None if `least` could not be had.
+
+        In the latter case a running sequence is preempted itself: its call may carry older ones,
+        whose answers must not wait for room that only their progress can make. One that has yet to
+        be cached waits in its place, so callers give it a call of its own.
+        """
+        for length in range(wanted, least - 1, -1):
+            try:
+                self._sequences.reserve(sequence, length)
+            except KVCacheExhaustedError:
+                continue
+            return length
+        kept = {id(kept_sequence) for kept_sequence in keep}
+        while True:
+            victim = self._sequences.youngest()
+            if victim.arrival <= sequence.arrival or id(victim) in kept:
+                if sequence.cached_len > 0 and not self._items[sequence.seq_id].is_prefill:
+                    self._preempt(sequence)
+                return None
+            self._preempt(victim)
+            try:
+                self._sequences.reserve(sequence, least)
+            except KVCacheExhaustedError:
+                continue
+            return least
+
+    def take_preempted(self) -> list[str]:
+        """Sequences that lost their cache while they had work waiting, since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def _preempt(self, victim: CachedSequence) -> None:
+        if self.discard(victim.seq_id):
+            self._preempted.append(victim.seq_id)
+        self._sequences.drop(victim.seq_id)

@@ -1,0 +1,1 @@
+"""What proposes drafts: a smaller model today."""

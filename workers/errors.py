@@ -1,0 +1,72 @@
+"""Every error Tandem raises on purpose.
+
+TandemError
+  ConfigError                 at start: the message names the option, its value and the fix
+    ModelNotFoundError        no such model id or folder
+    UnsupportedModelError     the model cannot be served by the paged attention interface
+    VocabularyMismatchError   draft and target do not speak the same tokens
+  InvalidRequestError         the client's request is wrong; names the field
+    ModelNameError            the request names a model that is not served here
+    ContextLengthError        prompt and completion do not fit the context
+  OverloadedError             the waiting queue is full; carries when to come back
+  TargetUnavailableError      no target group answered within the recovery time
+  WorkerLostError             a call to a worker brought no answer; never leaves the router
+  KVCacheExhaustedError       no free block; never leaves a worker, which preempts instead
+
+`deployments/api` maps these to HTTP and gRPC codes, in one table each.
+"""
+
+
+class TandemError(Exception):
+    """Base of all errors raised on purpose; the message is fit for a client."""
+
+
+class ConfigError(TandemError):
+    """An option, or a combination of options, that cannot be served."""
+
+
+class ModelNotFoundError(ConfigError):
+    pass
+
+
+class UnsupportedModelError(ConfigError):
+    pass
+
+
+class VocabularyMismatchError(ConfigError):
+    pass
+
+
+class InvalidRequestError(TandemError):
+    """A request that can never succeed as it is."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        """The request field at fault, in the client's spelling; None when it is none of them."""
+
+
+class ModelNameError(InvalidRequestError):
+    pass
+
+
+class ContextLengthError(InvalidRequestError):
+    pass
+
+
+class OverloadedError(TandemError):
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TargetUnavailableError(TandemError):
+    pass
+
+
+class WorkerLostError(TandemError):
+    pass
+
+
+class KVCacheExhaustedError(TandemError):
+    pass

@@ -1,0 +1,163 @@
+"""Who owns which block of the paged KV cache. Bookkeeping only: no tensors.
+
+A block is `block_size` consecutive slots. It is *free* (in the allocator's free list) or *used*
+(reference count >= 1, in the block table of that many sequences). A slot is
+block * block_size + offset.
+
+A sequence caches its tokens [0, cached_len). After a commit, cached_len = committed length - 1:
+the newest token has been sampled but not run. Rolling back is not advancing the length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workers.errors import KVCacheExhaustedError
+
+
+class BlockAllocator:
+    """Hands out block ids with reference counts; the lowest free id first."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"need at least one block of one slot: {num_blocks=}, {block_size=}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_references = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take blocks, all or none; raises KVCacheExhaustedError."""
+        if num_blocks > len(self._free):
+            raise KVCacheExhaustedError(
+                f"{num_blocks} blocks wanted, {len(self._free)} of {self.num_blocks} are free"
+            )
+        block_ids = [self._free.pop() for _ in range(num_blocks)]
+        for block_id in block_ids:
+            self._num_references[block_id] = 1
+        return block_ids
+
+    def share(self, block_ids: Sequence[int]) -> None:
+        """Add a reference to blocks that are in use."""
+        for block_id in block_ids:
+            assert self._num_references[block_id] > 0, f"block {block_id} is free"
+            self._num_references[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop a reference; a block without one is free again."""
+        for block_id in reversed(block_ids):
+            assert self._num_references[block_id] > 0, f"block {block_id} is free already"
+            self._num_references[block_id] -= 1
+            if self._num_references[block_id] == 0:
+                self._free.append(block_id)
+
+    def check_integrity(self, block_tables: Sequence[Sequence[int]]) -> None:
+        """Assert that exactly the blocks of `block_tables` are used, each as often as counted."""
+        expected = [0] * self.num_blocks
+        for block_table in block_tables:
+            assert len(set(block_table)) == len(block_table), f"twice in one table: {block_table}"
+            for block_id in block_table:
+                expected[block_id] += 1
+        assert expected == self._num_references, "reference counts differ from the block tables"
+        free = sorted(self._free)
+        assert free == [b for b in range(self.num_blocks) if expected[b] == 0], "free list is wrong"
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedSequence:
+    """A sequence's soft state in a worker."""
+
+    seq_id: str
+    arrival: int
+    """Order of arrival; the youngest gives way when blocks run out."""
+    tokens: list[int] = field(default_factory=list)
+    """The tokens whose keys and values are cached, in order."""
+    block_table: list[int] = field(default_factory=list)
+
+    @property
+    def cached_len(self) -> int:
+        return len(self.tokens)
+
+
+class SequenceTable:
+    """All sequences of a worker and the blocks they hold."""
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self.allocator = allocator
+        self._sequences: dict[str, CachedSequence] = {}
+        self._num_arrivals = 0
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, seq_id: str) -> bool:
+        return seq_id in self._sequences
+
+    def cached_len(self, seq_id: str) -> int:
+        sequence = self._sequences.get(seq_id)
+        return sequence.cached_len if sequence else 0
+
+    def synchronise(
+        self, seq_id: str, base_len: int, new_tokens: Sequence[int]
+    ) -> tuple[CachedSequence, tuple[int, ...]]:
+        """Make the cache a prefix of the committed tokens; return what is left to run.
+
+        Whatever the worker ran beyond `base_len` (drafts, a verification whose answer was lost) is
+        kept as far as it turned out right. At least the newest token is always left to run, since
+        its logits decide what follows. The caller has made sure that base_len <= cached_len.
+        """
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            sequence = CachedSequence(seq_id=seq_id, arrival=self._num_arrivals)
+            self._sequences[seq_id] = sequence
+            self._num_arrivals += 1
+        assert base_len <= sequence.cached_len, f"{base_len=} > {sequence.cached_len}"
+        num_matching = 0
+        for cached, new in zip(sequence.tokens[base_len:], new_tokens[:-1], strict=False):
+            if cached != new:
+                break
+            num_matching += 1
+        self.truncate(sequence, base_len + num_matching)
+        return sequence, tuple(new_tokens[num_matching:])
+
+    def reserve(self, sequence: CachedSequence, length: int) -> None:
+        """Have blocks for `length` tokens; raises KVCacheExhaustedError and changes nothing."""
+        missing = self.allocator.num_blocks_for(length) - len(sequence.block_table)
+        if missing > 0:
+            sequence.block_table += self.allocator.allocate(missing)
+
+    def truncate(self, sequence: CachedSequence, length: int) -> None:
+        """Forget the tokens from `length` on, and blocks that hold none."""
+        del sequence.tokens[length:]
+        num_kept = self.allocator.num_blocks_for(length)
+        if num_kept < len(sequence.block_table):
+            self.allocator.release(sequence.block_table[num_kept:])
+            del sequence.block_table[num_kept:]
+
+    def drop(self, seq_id: str) -> None:
+        """Forget a sequence and free its blocks; unknown ids are ignored."""
+        sequence = self._sequences.pop(seq_id, None)
+        if sequence is not None:
+            self.allocator.release(sequence.block_table)
+
+    def youngest(self) -> CachedSequence:
+        """The sequence that arrived last among those that hold blocks."""
+        holders = [s for s in self._sequences.values() if s.block_table]
+        return max(holders, key=lambda sequence: sequence.arrival)
+
+    def check_integrity(self) -> None:
+        tables = [sequence.block_table for sequence in self._sequences.values()]
+        self.allocator.check_integrity(tables)
+        for sequence in self._sequences.values():
+            needed = self.allocator.num_blocks_for(sequence.cached_len)
+            assert len(sequence.block_table) >= needed, f"{sequence.seq_id}: too few blocks"

@@ -1,0 +1,274 @@
+"""Loading a Hugging Face decoder and running its own forward over our paged cache."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from workers import attention
+from workers.attention import Chunk, LayerCache, LayerObserver, LayerSpec
+from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from workers.varlen_kernel import VarlenKernel
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+CACHED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
+LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A loaded model and the shapes of its attention layers."""
+
+    name: str
+    module: PreTrainedModel
+    layer_specs: tuple[LayerSpec, ...]
+    max_position: int
+    """The longest sequence the positions of the model allow."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.module.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.module.config.get_text_config().vocab_size)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Cache bytes per token."""
+        return sum(spec.slot_bytes(self.dtype) for spec in self.layer_specs)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        generation = self.module.generation_config
+        eos = generation.eos_token_id if generation is not None else None
+        if eos is None:
+            eos = self.module.config.get_text_config().eos_token_id
+        if eos is None:
+            return ()
+        return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+    def make_cache(self, num_blocks: int, block_size: int) -> tuple[LayerCache, ...]:
+        """Uninitialised cache tensors of all layers; memory is touched only as it is used."""
+        num_slots = num_blocks * block_size
+
+        def empty(spec: LayerSpec, dim: int) -> Tensor:
+            shape = (num_slots, spec.num_kv_heads, dim)
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+        kernels = {
+            spec: self._find_kernel(spec, block_size) for spec in dict.fromkeys(self.layer_specs)
+        }
+        return tuple(
+            LayerCache(
+                keys=empty(spec, spec.key_dim),
+                values=empty(spec, spec.value_dim),
+                kernel=kernels[spec],
+            )
+            for spec in self.layer_specs
+        )
+
+    def _find_kernel(self, spec: LayerSpec, block_size: int) -> VarlenKernel | None:
+        if not spec.is_plain or spec.key_dim != spec.value_dim:
+            return None
+        return VarlenKernel.find(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.key_dim,
+            block_size=block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        layers: Sequence[LayerCache],
+        chunks: Sequence[Chunk],
+        tokens: Sequence[int],
+        logit_rows: Sequence[int],
+        *,
+        block_size: int,
+    ) -> Tensor:
+        """Run the chunks' new tokens, filling the cache.
+
+        Args:
+            tokens: the chunks' new tokens, flattened in order.
+            logit_rows: indices into `tokens` of those whose logits are wanted.
+
+        Returns: logits in the model's dtype.  # [len(logit_rows), vocab]
+        """
+        batch = attention.build_batch(layers, chunks, block_size=block_size, device=self.device)
+        positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
+        output = self.module(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
+            attention_batch=batch,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
+    """Load a causal language model from a folder or a Hugging Face id.
+
+    Args:
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:<index>".
+
+    Raises: ModelNotFoundError, UnsupportedModelError, ConfigError.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; it must be 'auto', {_one_of(DTYPES)}")
+    resolved_device = resolve_device(device)
+    config = load_config(name)
+    attention.register()
+    module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device)
+    module.train(mode=False)
+    return Model(
+        name=name,
+        module=module,
+        layer_specs=_observe_layers(name, module),
+        max_position=_max_position(name, config),
+    )
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device that an option names; raises ConfigError if it is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device is {device!r}; it must be 'auto', 'cpu' or 'cuda'") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device!r}, but torch sees no CUDA device; use device=cpu")
+    return resolved
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """The configuration of a model; raises ModelNotFoundError or UnsupportedModelError."""
+    if _looks_like_path(name) and not Path(name).is_dir():
+        raise ModelNotFoundError(
+            f"model {name!r}: there is no such folder on this machine; give the path of a folder "
+            "with config.json and weights, or a Hugging Face model id"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"model {name!r} has no usable config.json: {error}") from error
+    except OSError as error:
+        raise ModelNotFoundError(f"model {name!r} was not found: {_first_line(error)}") from error
+    return config
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+
+
+def _load_weights(
+    name: str, config: PreTrainedConfig, dtype: torch.dtype | str, device: torch.device
+) -> PreTrainedModel:
+    architectures = config.architectures or []
+    try:
+        # typed as the model alone, but a pair when the loading info is asked for
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            device_map={"": device},
+            attn_implementation=attention.ATTENTION_NAME,
+            output_loading_info=True,
+        )
+    except OSError as error:
+        raise ModelNotFoundError(f"model {name!r}: {_first_line(error)}") from error
+    except (ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"model {name!r} ({config.model_type}) cannot be loaded as a causal language model: "
+            f"{_first_line(error)}"
+        ) from error
+    module, loading = loaded
+    if loading["missing_keys"]:
+        raise UnsupportedModelError(
+            f"model {name!r} ({', '.join(architectures) or config.model_type}) is no causal "
+            f"language model: its checkpoint lacks {sorted(loading['missing_keys'])[0]!r}"
+        )
+    if not isinstance(module, PreTrainedModel):
+        raise UnsupportedModelError(f"model {name!r} is not a transformers model")
+    return module
+
+
+def _observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
+    """Learn each attention layer's shape by running two tokens through the model.
+
+    Raises: UnsupportedModelError if some layer does not pass through the attention function, or
+    keeps another state than keys and values.
+    """
+    config = module.config.get_text_config()
+    kind = f"model {name!r} ({config.model_type})"
+    odd_layers = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYER_TYPES
+    if odd_layers:
+        raise UnsupportedModelError(
+            f"{kind} has layers of type {_one_of(sorted(odd_layers))}, whose state cannot be "
+            "paged and rolled back; only full and sliding-window attention can be served"
+        )
+    observer = LayerObserver()
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=module.device)
+    with torch.inference_mode():
+        module(
+            input_ids=tokens,
+            position_ids=torch.arange(2, device=module.device)[None],
+            use_cache=False,
+            attention_batch=observer,
+        )
+    num_layers = int(config.num_hidden_layers)
+    if sorted(observer.specs) != list(range(num_layers)):
+        raise UnsupportedModelError(
+            f"{kind} cannot be served: {len(observer.specs)} of its {num_layers} layers go through "
+            "transformers' attention interface, and all of them must"
+        )
+    if not observer.is_causal:
+        raise UnsupportedModelError(f"{kind} has no causal attention, so it cannot generate text")
+    return tuple(observer.specs[index] for index in range(num_layers))
+
+
+def _max_position(name: str, config: PreTrainedConfig) -> int:
+    text_config = config.get_text_config()
+    max_position = getattr(text_config, "max_position_embeddings", None)
+    if max_position is None:
+        raise UnsupportedModelError(
+            f"model {name!r} ({text_config.model_type}) does not say how long its context is "
+            "(max_position_embeddings)"
+        )
+    rope: Any = getattr(text_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        # Beyond this length the angles of all sequences in a batch would follow the longest one.
+        original = rope.get("original_max_position_embeddings") or max_position
+        return min(int(original), int(max_position))
+    return int(max_position)
+
+
+def _one_of(names: Sequence[str] | dict[str, Any]) -> str:
+    return " or ".join(repr(name) for name in names)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

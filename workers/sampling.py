@@ -1,0 +1,189 @@
+"""The sampler: one law for target and drafters, decided by counter-based noise.
+
+The token at absolute position i of a sequence is argmax_v(logits_v / T + gumbel(seed, i, v)), an
+exact sample of softmax(logits / T) (Gumbel-max). The noise depends on nothing but its three keys,
+so target and drafter, in whatever process and batch, perturb a position alike: that makes their
+samples coincide often, and the text independent of who guessed what (Daliri, Musco and Suresh
+2024, arXiv:2408.07978).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.types import SamplingParams
+
+_MASK_32 = 0xFFFFFFFF
+_MASK_64 = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """What decides one row of logits besides the logits."""
+
+    params: SamplingParams
+    seed: int
+    position: int
+    """Absolute position, prompt included, of the token that the row decides."""
+    history: Sequence[int] = ()
+    """All tokens before `position`; read only when there are penalties."""
+    prompt_len: int = 0
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """The token that each row decides.
+
+    Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id.
+    """
+    assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
+    scores = process_logits(logits, rows)
+    noisy = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    if noisy:
+        noise = gumbel_noise(
+            [rows[index].seed for index in noisy],
+            [rows[index].position for index in noisy],
+            vocab_size=logits.shape[-1],
+            device=logits.device,
+        )
+        if len(noisy) == len(rows):
+            scores = scores + noise
+        else:
+            scores[torch.tensor(noisy, device=logits.device)] += noise
+    # torch.argmax promises the first of equal maxima, on every device
+    tokens: list[int] = scores.argmax(dim=-1).tolist()
+    return tokens
+
+
+def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Logits of the law to sample from, -inf where a token is cut off.  # [num_rows, vocab] fp32
+
+    Greedy rows are not truncated or scaled: neither moves the maximum.
+    """
+    scores = logits.to(torch.float32, copy=True)
+    for index, row in enumerate(rows):
+        if row.params.logit_bias:
+            _add_logit_bias(scores[index], row.params)
+        if row.params.has_penalties:
+            _subtract_penalties(scores[index], row)
+    sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    if not sampled:
+        return scores
+    all_sampled = len(sampled) == len(rows)
+    selected = scores if all_sampled else scores[sampled]
+    selected = _scale_and_truncate(selected, [rows[index].params for index in sampled])
+    if all_sampled:
+        return selected
+    scores[torch.tensor(sampled, device=scores.device)] = selected
+    return scores
+
+
+def _add_logit_bias(scores: Tensor, params: SamplingParams) -> None:
+    in_vocab = [(token, bias) for token, bias in params.logit_bias if token < scores.shape[0]]
+    tokens = torch.tensor([token for token, _ in in_vocab], dtype=torch.long, device=scores.device)
+    scores[tokens] += torch.tensor([bias for _, bias in in_vocab], device=scores.device)
+
+
+def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:
+    """Change one row in place.  # [vocab]"""
+    params = row.params
+    history = torch.tensor(row.history, dtype=torch.long, device=scores.device)
+    if params.repetition_penalty != 1.0:
+        seen = history.unique()
+        penalty = params.repetition_penalty
+        scores[seen] = torch.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        tokens, counts = history[row.prompt_len :].unique(return_counts=True)
+        scores[tokens] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def _scale_and_truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Temperature, top-k, top-p, min-p.  # [num_rows, vocab] -> [num_rows, vocab]"""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=scores.device)[:, None]
+
+    scores = scores / column([p.temperature for p in params])
+    if any(p.top_k for p in params) or any(p.top_p < 1 for p in params):
+        scores = _keep_top(scores, params)
+    if any(p.min_p > 0 for p in params):
+        # p_v >= min_p * p_max, in logarithms: log 0 keeps every token
+        least = scores.amax(-1, keepdim=True) + column([p.min_p for p in params]).log()
+        scores = scores.masked_fill(scores < least, float("-inf"))
+    return scores
+
+
+def _keep_top(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Top-k, then top-p of what top-k left; ties at the edge go to the lower token id."""
+    vocab_size = scores.shape[-1]
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    keep = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    rank = torch.arange(vocab_size, device=scores.device)
+    ordered = ordered.masked_fill(
+        rank >= torch.tensor(keep, device=scores.device)[:, None], float("-inf")
+    )
+    if any(p.top_p < 1 for p in params):
+        probs = ordered.softmax(-1)
+        top_p = torch.tensor([p.top_p for p in params], device=scores.device)[:, None]
+        # a token stays while what stands before it has not reached top_p: the first always stays
+        before = probs.cumsum(-1) - probs
+        ordered = ordered.masked_fill((before >= top_p) & (rank > 0) & (top_p < 1), float("-inf"))
+    return torch.empty_like(scores).scatter_(-1, order, ordered)
+
+
+def gumbel_noise(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    *,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Standard Gumbel noise, keyed by (seed, position, token id).  # [num_rows, vocab] fp32"""
+    bits = noise_bits(seeds, positions, vocab_size=vocab_size, device=device)
+    # The half keeps u inside (0, 1); fp64 keeps the tails, where the argmax is decided, exact.
+    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-32
+    return -((-uniform.log()).log()).to(torch.float32)
+
+
+def noise_bits(
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    *,
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """32 random bits per (seed, position, token id), the same in every process and device.
+
+    Returns int64 in [0, 2**32).  # [num_rows, vocab]
+    """
+    keys = [_row_keys(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    key_columns = torch.tensor(keys, dtype=torch.int64, device=device)
+    token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
+    bits = _mix_32((token_ids ^ key_columns[:, :1]) & _MASK_32)
+    return _mix_32(bits ^ key_columns[:, 1:])
+
+
+def _mix_32(bits: Tensor) -> Tensor:
+    """A bijection of 32-bit words with near-ideal avalanche (Wellons' lowbias32), in int64.
+
+    The products wrap at 64 bits, which leaves their low 32 bits right.
+    """
+    bits = bits ^ (bits >> 16)
+    bits = (bits * 0x7FEB352D) & _MASK_32
+    bits = bits ^ (bits >> 15)
+    bits = (bits * 0x846CA68B) & _MASK_32
+    return bits ^ (bits >> 16)
+
+
+def _row_keys(seed: int, position: int) -> tuple[int, int]:
+    """Two 32-bit keys of (seed, position): SplitMix64 of both, in Python's exact integers."""
+    state = _split_mix_64(_split_mix_64(seed & _MASK_64) ^ (position & _MASK_64))
+    return state & _MASK_32, state >> 32
+
+
+def _split_mix_64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return state ^ (state >> 31)

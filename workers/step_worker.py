@@ -1,0 +1,112 @@
+"""What target and drafter have in common: work arrives at any time and is done step by step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+from workers.backlog import Backlog
+from workers.errors import KVCacheExhaustedError
+from workers.model import Model
+from workers.paged_model import CacheOptions, PagedModel
+from workers.types import WorkerInfo, WorkRequest, WorkResult
+
+RequestT = TypeVar("RequestT", bound=WorkRequest)
+ResultT = TypeVar("ResultT", bound=WorkResult)
+
+
+class StepWorker(ABC, Generic[RequestT, ResultT]):
+    """`submit`, `step` and `release` serve many callers; `run_batch` serves one."""
+
+    def __init__(self, model: Model, cache: CacheOptions, *, max_batched_tokens: int) -> None:
+        self._paged = PagedModel(model, cache)
+        self._backlog: Backlog[RequestT] = Backlog(self._paged.sequences, self._paged.max_model_len)
+        self._max_batched_tokens = max_batched_tokens
+
+    @abstractmethod
+    def _step(self) -> tuple[list[ResultT], bool]:
+        """Run some of the backlog; returns the answers and whether anything was run."""
+
+    @abstractmethod
+    def unanswered(
+        self, seq_id: str, *, needs_tokens_from: int | None = None, is_released: bool = False
+    ) -> ResultT:
+        """The result of a request that was not served."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        return self._paged.info
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._paged.sequences)
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self._paged.sequences.allocator.num_used
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests accepted and not answered."""
+        return len(self._backlog)
+
+    def run_batch(self, batch: Sequence[RequestT]) -> list[ResultT]:
+        """Serve a batch to the end, in as many steps as its prefills need.
+
+        Raises KVCacheExhaustedError if it cannot fit beside the sequences that are cached, and
+        ContextLengthError if a sequence could never fit.
+        """
+        results = {result.seq_id: result for request in batch for result in self.submit(request)}
+        while len(results) < len(batch):
+            finished, has_run = self.step()
+            if not finished and not has_run:
+                raise KVCacheExhaustedError(
+                    f"{len(batch) - len(results)} sequences of the batch do not fit beside the "
+                    f"{self.num_sequences} that are cached; release some or raise kv_cache_gib"
+                )
+            results.update({result.seq_id: result for result in finished})
+        return [results[request.seq_id] for request in batch]
+
+    def submit(self, request: RequestT) -> list[ResultT]:
+        """Accept a request for a coming step; returns the answers that need no step.
+
+        An unanswered request for the same sequence is answered as released: its caller has given
+        it up. Raises ContextLengthError.
+        """
+        results = []
+        if request.seq_id in self._backlog:
+            results.append(self.unanswered(request.seq_id, is_released=True))
+        cached_len = self._backlog.submit(request)
+        if cached_len is not None:
+            results.append(self.unanswered(request.seq_id, needs_tokens_from=cached_len))
+        return results
+
+    def step(self) -> tuple[list[ResultT], bool]:
+        """Serve some of what waits; returns the answers and whether the model has run.
+
+        Neither means that what waits has no room until a sequence is released.
+        """
+        results, has_run = self._step()
+        for seq_id in self._backlog.take_preempted():
+            results.append(self.unanswered(seq_id, needs_tokens_from=0))
+        return results, has_run
+
+    def release(self, seq_ids: Iterable[str]) -> list[ResultT]:
+        """Forget sequences and free their blocks; answers those that were waiting."""
+        return [
+            self.unanswered(seq_id, is_released=True) for seq_id in self._backlog.release(seq_ids)
+        ]
+
+    def give_back(self, seq_ids: Iterable[str]) -> list[ResultT]:
+        """Answer waiting requests with what their caches lack, without losing those.
+
+        So that a caller hears from a worker that is busy for long: it asks again for the rest.
+        """
+        return [
+            self.unanswered(seq_id, needs_tokens_from=self._paged.sequences.cached_len(seq_id))
+            for seq_id in seq_ids
+            if self._backlog.discard(seq_id)
+        ]
+
+    def check_integrity(self) -> None:
+        """Assert that blocks, reference counts and sequences agree."""
+        self._paged.sequences.check_integrity()
