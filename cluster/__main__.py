@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
     try:
         options.run(options)
     except TandemError as error:

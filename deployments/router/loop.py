@@ -166,7 +166,7 @@ class RoundLoop:
         self, replica_id: str | None, members: list[_Live], *, is_shared: bool
     ) -> None:
         try:
-            await self._draft_verifycommit(replica_id, members)
+            await self._draft_verify_commit(replica_id, members)
         except Exception:  # a defect of ours: its sequences end, the others go on
             logger.exception("a round failed")
             for live in members:
@@ -183,7 +183,7 @@ class RoundLoop:
                     self._release(live.sequence)
             self._start_rounds()
 
-    async def _draft_verifycommit(self, replica_id: str | None, members: list[_Live]) -> None:
+    async def _draft_verify_commit(self, replica_id: str | None, members: list[_Live]) -> None:
         started = self._clock()
         timing = _Timing()
         drafts = await self._propose(members, timing)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +13,14 @@ import pytest
 import ray
 from ray import serve
 
+from cluster.bench.server import free_port
 from cluster.demo.corpus import Corpus, held_out_prompts
 from deployments import AppArgs, app, build
 
 APP = "tandem"
 MODEL = "tandem-demo"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+METRICS_REPORT_MS = 1000
+"""How late a metric may be; Ray's default is 10 s."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +74,7 @@ def ports() -> Iterator[Served]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _metrics_export_port=served.metrics_port,
+        _system_config={"metrics_report_interval_ms": METRICS_REPORT_MS},
         namespace="serve",
     )
     yield served

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cluster.demo import bundled
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import MODEL, Deploy, Served
+from tests.integration.conftest import METRICS_REPORT_MS, MODEL, Deploy, Served
 from tests.tiny_models import save_model
 from workers.model import load_model
 from workers.target import Target
@@ -132,9 +132,11 @@ class TestExactness:
         sampled_tokens: list[list[int]],
     ) -> None:
         await served.set_gamma(gamma)
+        router = served.handle("Router")
+        await router.take_statistics.remote()  # those of other tests
         tokens = await served_tokens(served, prompts[:16], concurrency=concurrency)
         assert tokens == sampled_tokens
-        statistics = await served.handle("Router").take_statistics.remote()
+        statistics = await router.take_statistics.remote()
         assert (statistics.num_accepted > 0) == (gamma > 0)
 
     async def test_a_drafter_killed_half_way_changes_nothing(
@@ -226,10 +228,10 @@ async def test_the_counters_move_as_the_usage_says(
         return {name: now.get(f"{prefix}{name}_total", 0.0) for name in names}
 
     async def settled() -> dict[str, float]:
-        """Metrics arrive some seconds late."""
+        """Metrics arrive late, by one period of their report and one of the collector."""
         before = read()
         while True:
-            await asyncio.sleep(4)
+            await asyncio.sleep(5 * METRICS_REPORT_MS / 1000)
             if (now := read()) == before:
                 return now
             before = now
