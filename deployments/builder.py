@@ -6,7 +6,7 @@ import ray
 from ray import serve
 from ray.serve.config import gRPCOptions
 
-from deployments.api.grpc import SERVICER_FUNCTION
+from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.args import AppArgs
 from deployments.draft_pool import DraftPool
 from deployments.router.deployment import Router

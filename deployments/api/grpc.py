@@ -19,8 +19,6 @@ from workers.errors import InvalidRequestError, TandemError
 
 logger = logging.getLogger(__name__)
 
-SERVICER_FUNCTION = "deployments.api.tandem_pb2_grpc.add_GenerationServicer_to_server"
-
 _OPTIONAL_FIELDS = (
     "max_tokens",
     "temperature",

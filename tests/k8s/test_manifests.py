@@ -10,7 +10,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from deployments import AppArgs, build
-from deployments.api.grpc import SERVICER_FUNCTION
+from deployments.api.grpc_proxy import SERVICER_FUNCTION
 
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT.parent / "shared" / "kuberay" / "ray.io_rayservices.yaml"
