@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from workers.errors import TandemError
-from workers.step_worker import StepWorker
 from workers.types import WorkRequest, WorkResult
+
+if TYPE_CHECKING:
+    from workers.step_worker import StepWorker
 
 logger = logging.getLogger(__name__)
 
@@ -32,23 +32,18 @@ class StepLoop(Generic[RequestT, ResultT]):
 
     def __init__(
         self,
-        make_worker: Callable[[], StepWorker[RequestT, ResultT]],
+        make_worker: "Callable[[], StepWorker[RequestT, ResultT]]",
         *,
-        num_threads: int | None,
         idle_timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
         """Make the worker on the loop's own thread; blocks until it is there.
 
         Args:
-            num_threads: what one step may use of the CPU; None leaves torch's default. It is set
-                on the stepping thread, since OpenMP counts per thread.
             idle_timeout_s: sequences not asked for in this time are forgotten, so that those of
                 a lost router do not stay; one that lives sends its tokens again.
         """
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
-        if num_threads is not None:
-            self._thread.submit(torch.set_num_threads, num_threads).result()
         self._worker = self._thread.submit(make_worker).result()
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
@@ -63,7 +58,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         self.num_steps = 0
 
     @property
-    def worker(self) -> StepWorker[RequestT, ResultT]:
+    def worker(self) -> "StepWorker[RequestT, ResultT]":
         return self._worker
 
     @property

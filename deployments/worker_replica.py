@@ -48,11 +48,16 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         num_threads: int,
     ) -> None:
         """Make the worker; called from a constructor, on Serve's event loop."""
+        import torch
+
         from deployments.step_loop import StepLoop
 
+        def make_on_thread() -> "StepWorker[RequestT, ResultT]":
+            torch.set_num_threads(num_threads)  # OpenMP counts per thread
+            return make_worker()
+
         self._loop = StepLoop(
-            make_worker,
-            num_threads=num_threads,
+            make_on_thread,
             idle_timeout_s=IDLE_TIMEOUT_S,
             clock=time.monotonic,
         )

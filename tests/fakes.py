@@ -44,7 +44,7 @@ class LocalWorkers:
         replica_id = f"replica-{self._num_started}"
         self._num_started += 1
         self.replicas[replica_id] = StepLoop(
-            self._make_worker, num_threads=1, idle_timeout_s=300, clock=time.monotonic
+            self._make_worker, idle_timeout_s=300, clock=time.monotonic
         )
         return replica_id
 

@@ -40,7 +40,6 @@ async def start_loop(model: Model) -> AsyncIterator[Callable[..., Loop]]:
         cache = CacheOptions(block_size=4, max_num_seqs=16)
         loop: Loop = StepLoop(
             lambda: Target(model, cache, max_batched_tokens=16),
-            num_threads=1,
             idle_timeout_s=100,
             clock=clock,
         )
