@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from workers import attention
 from workers.attention import Chunk, LayerCache, LayerObserver, LayerSpec
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from workers.packed_linear import pack_linears
 from workers.varlen_kernel import VarlenKernel
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model
     attention.register()
     module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device)
     module.train(mode=False)
+    pack_linears(module)
     return Model(
         name=name,
         module=module,
