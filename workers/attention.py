@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from workers.errors import UnsupportedModelError
-from workers.varlen_kernel import VarlenKernel
+from workers.paged_kernel import PagedKernel, ScoreRule, VarlenBatch
 
 ATTENTION_NAME = "tandem_paged"
 
@@ -53,7 +53,7 @@ class LayerCache:
     """# [num_slots, num_kv_heads, key_dim]"""
     values: Tensor
     """# [num_slots, num_kv_heads, value_dim]"""
-    kernel: VarlenKernel | None = None
+    kernel: PagedKernel | None = None
     """The fused kernel, where this device, dtype and shape have one that was seen to work."""
 
 
@@ -106,7 +106,7 @@ class AttentionBatch:
     groups: tuple[AttentionGroup, ...]
     output_index: Tensor | None
     """Where each token's output stands among the groups' padded outputs.  # [N]"""
-    varlen: "VarlenBatch | None" = None
+    varlen: VarlenBatch | None = None
     _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
 
     def mask(self, group_index: int, heads_per_kv: int, window: int | None) -> Tensor:
@@ -115,20 +115,6 @@ class AttentionBatch:
         if key not in self._masks:
             self._masks[key] = self.groups[group_index].mask(heads_per_kv, window)
         return self._masks[key]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VarlenBatch:
-    """The same step in the terms of the fused kernel; all int32 on the device."""
-
-    query_starts: Tensor
-    """# [num_sequences + 1]"""
-    context_lens: Tensor
-    """# [num_sequences]"""
-    block_table: Tensor
-    """# [num_sequences, max_blocks]"""
-    max_query_len: int
-    max_context_len: int
 
 
 def build_batch(
@@ -217,13 +203,14 @@ def _group_members(chunks: Sequence[Chunk]) -> list[list[int]]:
 
 def _varlen_batch(chunks: Sequence[Chunk], device: torch.device) -> VarlenBatch:
     context_lens = [chunk.cached_len + chunk.num_new for chunk in chunks]
-    max_blocks = max(len(chunk.block_table) for chunk in chunks)
-    tables = [[*c.block_table, *[0] * (max_blocks - len(c.block_table))] for c in chunks]
+    tables = np.zeros((len(chunks), max(len(c.block_table) for c in chunks)), dtype=np.int32)
+    for row, chunk in zip(tables, chunks, strict=True):
+        row[: len(chunk.block_table)] = chunk.block_table
     starts = np.cumsum([0] + [chunk.num_new for chunk in chunks])
     return VarlenBatch(
         query_starts=torch.from_numpy(starts.astype(np.int32)).to(device),
         context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
-        block_table=torch.tensor(tables, dtype=torch.int32, device=device),
+        block_table=torch.from_numpy(tables).to(device),
         max_query_len=max(chunk.num_new for chunk in chunks),
         max_context_len=max(context_lens),
     )
@@ -292,39 +279,17 @@ def paged_attention(
     layer.keys.index_copy_(0, attention_batch.slot_mapping, key[0].transpose(0, 1))
     layer.values.index_copy_(0, attention_batch.slot_mapping, value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = _ScoreRule(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
+    rule = ScoreRule(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
     if layer.kernel is not None:
         varlen = attention_batch.varlen
         assert varlen is not None
-        output = layer.kernel(
-            query[0].transpose(0, 1),
-            layer.keys,
-            layer.values,
-            query_starts=varlen.query_starts,
-            context_lens=varlen.context_lens,
-            block_table=varlen.block_table,
-            max_query_len=varlen.max_query_len,
-            max_context_len=varlen.max_context_len,
-            scale=scale,
-            window=sliding_window,
-        )
+        output = layer.kernel(query[0].transpose(0, 1), layer.keys, layer.values, varlen, rule)
         return output[None], None
     return _gather_attention(query[0], layer, attention_batch, rule)[None], None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ScoreRule:
-    """How a layer turns query-key products into weights."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
-    """Logits of a sink per query head, which takes weight and gives nothing.  # [H]"""
-
-
 def _gather_attention(
-    query: Tensor, layer: LayerCache, batch: AttentionBatch, rule: _ScoreRule
+    query: Tensor, layer: LayerCache, batch: AttentionBatch, rule: ScoreRule
 ) -> Tensor:
     """Gather each group's context from the cache and attend.  # [H, N, D] -> [N, H, D]"""
     outputs = [
@@ -335,7 +300,7 @@ def _gather_attention(
 
 
 def _group_attention(
-    query: Tensor, layer: LayerCache, batch: AttentionBatch, index: int, rule: _ScoreRule
+    query: Tensor, layer: LayerCache, batch: AttentionBatch, index: int, rule: ScoreRule
 ) -> Tensor:
     """One group's attention.  # [H, N, D] -> [B * Q, H, D_value]
 
@@ -373,7 +338,7 @@ def _group_attention(
 
 
 def _explicit_attention(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rule: _ScoreRule, num_queries: int
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, rule: ScoreRule, num_queries: int
 ) -> Tensor:
     """Attention with a soft cap (Gemma 2) or sinks (GPT-OSS), which SDPA does not know.
 

@@ -12,8 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from workers import attention
 from workers.attention import Chunk, LayerCache, LayerObserver, LayerSpec
+from workers.cpu_kernel import CpuKernel
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.packed_linear import pack_linears
+from workers.paged_kernel import PagedKernel
 from workers.varlen_kernel import VarlenKernel
 
 logger = logging.getLogger(__name__)
@@ -85,7 +87,16 @@ class Model:
             for spec in self.layer_specs
         )
 
-    def _find_kernel(self, spec: LayerSpec, block_size: int) -> VarlenKernel | None:
+    def _find_kernel(self, spec: LayerSpec, block_size: int) -> PagedKernel | None:
+        if self.device.type == "cpu":
+            return CpuKernel.find(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                key_dim=spec.key_dim,
+                value_dim=spec.value_dim,
+                block_size=block_size,
+                dtype=self.dtype,
+            )
         if not spec.is_plain or spec.key_dim != spec.value_dim:
             return None
         return VarlenKernel.find(

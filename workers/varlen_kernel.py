@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from workers.paged_kernel import ScoreRule, VarlenBatch, probe_error
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,15 @@ class VarlenKernel:
             return None
         kernel = cls(block_size=block_size, varlen_attn=varlen_attn)
         try:
-            error = kernel._probe(num_heads, num_kv_heads, head_dim, dtype, device)
+            error = probe_error(
+                kernel,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                key_dim=head_dim,
+                value_dim=head_dim,
+                dtype=dtype,
+                device=device,
+            )
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as reason:
             logger.info("varlen_attn with a block table is not available: %s", reason)
             return None
@@ -56,81 +65,23 @@ class VarlenKernel:
         return kernel
 
     def __call__(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        query_starts: Tensor,
-        context_lens: Tensor,
-        block_table: Tensor,
-        max_query_len: int,
-        max_context_len: int,
-        scale: float,
-        window: int | None,
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: VarlenBatch, rule: ScoreRule
     ) -> Tensor:
-        """Shapes: query [N, H, D], keys and values [num_slots, K, D]; result [N, H, D]."""
+        """See `PagedKernel`."""
         paged = (-1, self.block_size, *keys.shape[1:])
         output: Tensor = self.varlen_attn(
             query.contiguous(),
             keys.view(paged),
             values.view(paged),
-            query_starts,
+            batch.query_starts,
             None,
-            max_query_len,
-            max_context_len,
-            scale=scale,
+            batch.max_query_len,
+            batch.max_context_len,
+            scale=rule.scale,
             # the window counts the query itself, the kernel the tokens left of it
-            window_size=(-1 if window is None else window - 1, 0),
+            window_size=(-1 if rule.window is None else rule.window - 1, 0),
             enable_gqa=query.shape[1] != keys.shape[1],
-            seqused_k=context_lens,
-            block_table=block_table,
+            seqused_k=batch.context_lens,
+            block_table=batch.block_table,
         )
         return output
-
-    def _probe(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> float:
-        """Largest difference to plain attention: 3 new tokens on 2 blocks, full and windowed."""
-        generator = torch.Generator(device=device).manual_seed(0)
-        num_context, num_new = self.block_size + 2, 3
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, device=device).to(dtype)
-
-        query = random(num_new, num_heads, head_dim)
-        keys = random(3 * self.block_size, num_kv_heads, head_dim)
-        values = random(3 * self.block_size, num_kv_heads, head_dim)
-        table = torch.tensor([[2, 0]], dtype=torch.int32, device=device)
-        slots = torch.cat(
-            [torch.arange(b * self.block_size, (b + 1) * self.block_size) for b in (2, 0)]
-        )[:num_context].to(device)
-        queries = torch.arange(num_context - num_new, num_context, device=device)[:, None]
-        positions = torch.arange(num_context, device=device)[None]
-        largest = 0.0
-        for window in (None, 2):
-            output = self(
-                query, keys, values,
-                query_starts=torch.tensor([0, num_new], dtype=torch.int32, device=device),
-                context_lens=torch.tensor([num_context], dtype=torch.int32, device=device),
-                block_table=table,
-                max_query_len=num_new, max_context_len=num_context,
-                scale=head_dim**-0.5, window=window,
-            )  # fmt: skip
-            mask = positions <= queries
-            if window is not None:
-                mask &= positions > queries - window
-            expected = F.scaled_dot_product_attention(
-                query.transpose(0, 1)[None].float(),
-                keys[slots].transpose(0, 1)[None].float(),
-                values[slots].transpose(0, 1)[None].float(),
-                attn_mask=mask,
-                enable_gqa=True,
-            )[0].transpose(0, 1)
-            largest = max(largest, (output.float() - expected).abs().max().item())
-        return largest
