@@ -5,7 +5,6 @@ import logging
 import sys
 from pathlib import Path
 
-from cluster.bench.run import BenchOptions, format_table, run_bench
 from cluster.demo import bundled
 from cluster.demo.grow import GrownSize, grow_to_folder
 from cluster.demo.pair import train_pair
@@ -36,15 +35,36 @@ def main(arguments: list[str]) -> int:
     grow.add_argument("--seed", type=int, default=0)
     grow.set_defaults(run=_demo_grow)
 
-    bench = commands.add_parser("bench", help="speculation against plain decoding, live")
+    bench = commands.add_parser("bench", help="measure a live app, or the workers alone")
+    bench.add_argument(
+        "subject",
+        nargs="?",
+        choices=("app", "engine"),
+        default="app",
+        help="app: speculation against plain decoding and transformers, on a live app (default); "
+        "engine: the workers without Ray",
+    )
     bench.add_argument("--target", help="by default the bundled target grown to 287M parameters")
     bench.add_argument("--draft", default=bundled.DRAFT_NAME)
-    bench.add_argument("--gammas", type=int, nargs="+", default=[0, 4])
+    bench.add_argument(
+        "--gammas",
+        type=lambda text: text if text == "dynamic" else int(text),
+        nargs="+",
+        default=[0, 4, "dynamic"],
+        help="draft lengths to compare: numbers, or dynamic",
+    )
     bench.add_argument("--concurrencies", type=int, nargs="+", default=[1])
     bench.add_argument("--num-prompts", type=int, default=8)
     bench.add_argument("--max-tokens", type=int, default=128)
     bench.add_argument("--temperature", type=float, default=0.0)
-    bench.add_argument("--repeats", type=int, default=3)
+    bench.add_argument("--repeats", type=int, help="by default 3 of an app, 20 of the engine")
+    bench.add_argument(
+        "--baselines",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure transformers in the same run",
+    )
+    bench.add_argument("--num-threads", type=int, help="of the CPU, for the engine")
     bench.add_argument("--output", type=Path, default=Path("bench-results"))
     bench.set_defaults(run=_bench)
 
@@ -87,20 +107,34 @@ def _demo_grow(options: argparse.Namespace) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    rows = run_bench(
-        BenchOptions(
+    # imported here: the one needs Ray, the other runs where there is none
+    if options.subject == "engine":
+        from cluster.bench import engine
+
+        engine_options = engine.EngineOptions(
             target=options.target,
             draft=options.draft,
-            gammas=tuple(options.gammas),
-            concurrencies=tuple(options.concurrencies),
-            num_prompts=options.num_prompts,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-            repeats=options.repeats,
+            repeats=options.repeats or 20,
+            num_threads=options.num_threads,
             output=options.output,
         )
+        logger.info("%s", engine.format_table(engine.run_engine_bench(engine_options)))
+        return
+    from cluster.bench import run
+
+    bench_options = run.BenchOptions(
+        target=options.target,
+        draft=options.draft,
+        gammas=tuple(options.gammas),
+        concurrencies=tuple(options.concurrencies),
+        num_prompts=options.num_prompts,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        repeats=options.repeats or 3,
+        with_baselines=options.baselines,
+        output=options.output,
     )
-    logger.info("%s", format_table(rows))
+    logger.info("%s", run.format_tables(run.run_bench(bench_options)))
 
 
 if __name__ == "__main__":

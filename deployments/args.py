@@ -2,7 +2,7 @@
 
 import difflib
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -58,6 +58,8 @@ class ReplicaRange(BaseModel):
         }
 
 
+Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
+
 ONE_REPLICA = ReplicaRange(minimum=1, maximum=1)
 
 
@@ -80,8 +82,9 @@ class AppArgs(BaseModel):
     """Replicas of the draft model: a number, or min:max to autoscale."""
     num_speculative_tokens: int = Field(default=8, ge=0, le=64)
     """The most draft tokens a round may verify per sequence."""
-    gamma: int = Field(default=4, ge=0, le=64)
-    """How many draft tokens a round verifies per sequence; 0 decodes plainly."""
+    gamma: Gamma = 4
+    """How many draft tokens a round verifies per sequence: a number, 0 to decode plainly, or
+    `dynamic` to choose by what they cost and how many are accepted."""
     tensor_parallel_size: int = 1
     """Ranks that share the target's weights; only 1 so far."""
     verification: Literal["coupled"] = "coupled"
@@ -133,15 +136,6 @@ class AppArgs(BaseModel):
                     raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
         return values
 
-    @field_validator("gamma", mode="before")
-    @classmethod
-    def _explain_dynamic(cls, value: Any) -> Any:
-        if value == "dynamic":
-            raise ValueError(
-                "gamma=dynamic is not available yet; give a number, at most num_speculative_tokens"
-            )
-        return value
-
     @field_validator("drafter", mode="before")
     @classmethod
     def _explain_drafters(cls, value: Any) -> Any:
@@ -158,7 +152,7 @@ class AppArgs(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> "AppArgs":
-        if self.gamma > self.num_speculative_tokens:
+        if self.gamma != "dynamic" and self.gamma > self.num_speculative_tokens:
             raise ValueError(
                 f"gamma={self.gamma} is more than num_speculative_tokens="
                 f"{self.num_speculative_tokens}; raise the latter or lower gamma"
@@ -191,7 +185,7 @@ class RouterConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    gamma: int = Field(ge=0, le=64)
+    gamma: Gamma
     """As the option of the app, which it replaces; num_speculative_tokens still limits it."""
 
 

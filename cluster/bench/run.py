@@ -1,30 +1,27 @@
 """`python -m cluster bench`: tokens per second by gamma and concurrency, on one live server."""
 
 import asyncio
-import json
-import logging
-import platform
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-import torch
-import transformers
 from tqdm import tqdm
 
+from cluster.bench.baselines import BATCH, ONE_STREAM, Baselines
 from cluster.bench.client import Load, LoadResult, run_load
+from cluster.bench.report import environment, markdown_table, write_report
 from cluster.bench.server import LiveServer, live_server
 from cluster.demo import bundled
 from cluster.demo.corpus import Corpus, held_out_prompts
-from cluster.demo.grow import GrownSize, grow_to_folder
+from cluster.demo.grow import grown_target
 
-logger = logging.getLogger(__name__)
+Gamma = int | Literal["dynamic"]
 
 MODEL_NAME = "bench"
+DYNAMIC_MAX = 8
+"""What a dynamic gamma may go up to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +29,14 @@ class BenchOptions:
     target: str | None
     """None grows the bundled target to 287M parameters."""
     draft: str
-    gammas: tuple[int, ...]
+    gammas: tuple[Gamma, ...]
     concurrencies: tuple[int, ...]
     num_prompts: int
     max_tokens: int
     temperature: float
     repeats: int
+    with_baselines: bool
+    """Whether transformers is measured too."""
     output: Path
 
 
@@ -46,7 +45,7 @@ class Row:
     """Medians over the repeats of one setting; times in seconds."""
 
     concurrency: int
-    gamma: int
+    gamma: Gamma
     tokens_per_s: float
     speedup: float
     """Over gamma 0 in the same run, where that is measured; else 0."""
@@ -63,29 +62,67 @@ class Row:
     """The router's own time per round."""
 
 
-def run_bench(options: BenchOptions) -> list[Row]:
-    """Measure all settings interleaved, write JSON and a Markdown table, return the rows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRow:
+    """What transformers does in the same run; the median over the repeats."""
+
+    name: str
+    num_streams: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    rows: tuple[Row, ...]
+    baselines: tuple[BaselineRow, ...]
+    """Empty where they were not asked for."""
+
+
+def run_bench(options: BenchOptions) -> BenchResult:
+    """Measure all settings interleaved; write JSON and Markdown tables below `options.output`."""
     options.output.mkdir(parents=True, exist_ok=True)
-    target = options.target or _grown_target(options.output)
+    target = options.target or grown_target(options.output)
     prompts = held_out_prompts(Corpus.load(), options.num_prompts)
     server_options = {
         "target": target,
         "draft": options.draft,
         "served_model_name": MODEL_NAME,
-        "num_speculative_tokens": str(max(*options.gammas, 1)),
+        "num_speculative_tokens": str(_most_drafts(options.gammas)),
         "gamma": "0",
     }
     settings = [(c, g) for c in options.concurrencies for g in options.gammas]
-    samples: dict[tuple[int, int], list[_Sample]] = {setting: [] for setting in settings}
+    samples: dict[tuple[int, Gamma], list[_Sample]] = {setting: [] for setting in settings}
+    speeds: dict[str, list[float]] = {}
+    baselines = None
+    if options.with_baselines:
+        baselines = Baselines(bundled.resolve(target), bundled.resolve(options.draft))
+        speeds = {name: [] for name in (*ONE_STREAM, BATCH)}
     with live_server(server_options, options.output / "server.log") as server:
         for setting in settings:  # the first of everything is slower
             _measure(server, options, prompts[:2], *setting)
-        for concurrency, gamma in tqdm(settings * options.repeats, desc="bench"):
-            sample = _measure(server, options, prompts, concurrency, gamma)
-            samples[concurrency, gamma].append(sample)
-    rows = _rows(samples)
-    _write(options, target, rows)
-    return rows
+        progress = tqdm(total=(len(settings) + len(speeds)) * options.repeats, desc="bench")
+        for _ in range(options.repeats):
+            for setting in settings:
+                samples[setting].append(_measure(server, options, prompts, *setting))
+                progress.update()
+            for name, of_name in speeds.items():
+                assert baselines is not None
+                of_name.append(baselines.tokens_per_s(name, prompts, options.max_tokens))
+                progress.update()
+        progress.close()
+    result = BenchResult(
+        rows=tuple(_rows(samples)),
+        baselines=tuple(
+            BaselineRow(
+                name=name,
+                num_streams=len(prompts) if name == BATCH else 1,
+                tokens_per_s=median(of_name),
+            )
+            for name, of_name in speeds.items()
+        ),
+    )
+    _write(options, target, result)
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +131,16 @@ class _Sample:
     statistics: Any
 
 
+def _most_drafts(gammas: Sequence[Gamma]) -> int:
+    return max(DYNAMIC_MAX if gamma == "dynamic" else gamma for gamma in (*gammas, 1))
+
+
 def _measure(
     server: LiveServer,
     options: BenchOptions,
     prompts: Sequence[str],
     concurrency: int,
-    gamma: int,
+    gamma: Gamma,
 ) -> _Sample:
     server.set_gamma(gamma)
     server.take_statistics()
@@ -113,7 +154,7 @@ def _measure(
     return _Sample(load=result, statistics=server.take_statistics())
 
 
-def _rows(samples: dict[tuple[int, int], list[_Sample]]) -> list[Row]:
+def _rows(samples: dict[tuple[int, Gamma], list[_Sample]]) -> list[Row]:
     speeds = {
         setting: median(sample.load.tokens_per_s for sample in of_setting)
         for setting, of_setting in samples.items()
@@ -144,33 +185,18 @@ def _rows(samples: dict[tuple[int, int], list[_Sample]]) -> list[Row]:
     return rows
 
 
-def _grown_target(output: Path) -> str:
-    folder = output / "grown-target"
-    if not (folder / "config.json").exists():
-        num_parameters = grow_to_folder(bundled.resolve(bundled.TARGET_NAME), folder, GrownSize())
-        logger.info("grew the bundled target to %.0fM parameters", num_parameters / 1e6)
-    return str(folder)
-
-
-def _write(options: BenchOptions, target: str, rows: list[Row]) -> None:
+def _write(options: BenchOptions, target: str, result: BenchResult) -> None:
     report = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "hardware": {"machine": platform.machine(), "num_threads": torch.get_num_threads()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        **environment(),
         "options": {**asdict(options), "output": str(options.output), "target": target},
-        "rows": [asdict(row) for row in rows],
+        "rows": [asdict(row) for row in result.rows],
+        "transformers": [asdict(row) for row in result.baselines],
     }
-    (options.output / "bench.json").write_text(json.dumps(report, indent=2) + "\n")
-    (options.output / "bench.md").write_text(format_table(rows))
+    write_report(options.output, "bench", report, format_tables(result))
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table, times in milliseconds."""
+def format_tables(result: BenchResult) -> str:
+    """The figures as Markdown tables, times in milliseconds."""
     columns: dict[str, Callable[[Row], str]] = {
         "concurrency": lambda row: str(row.concurrency),
         "gamma": lambda row: str(row.gamma),
@@ -184,17 +210,12 @@ def format_table(rows: Sequence[Row]) -> str:
         "of which in the target ms": lambda row: f"{row.served_s * 1e3:.2f}",
         "router ms": lambda row: f"{row.router_s * 1e3:.2f}",
     }
-    lines = ["| " + " | ".join(columns) + " |", "|" + " ---: |" * len(columns)]
-    lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _commit() -> str:
-    result = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return result.stdout.strip() or "unknown"
+    tables = markdown_table(columns, result.rows)
+    if result.baselines:
+        baseline_columns: dict[str, Callable[[BaselineRow], str]] = {
+            "transformers": lambda row: row.name,
+            "streams": lambda row: str(row.num_streams),
+            "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
+        }
+        tables += "\n" + markdown_table(baseline_columns, result.baselines)
+    return tables

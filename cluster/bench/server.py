@@ -31,7 +31,7 @@ class LiveServer:
         self.url = url
         self._router = serve.get_deployment_handle("Router", "default")
 
-    def set_gamma(self, gamma: int) -> None:
+    def set_gamma(self, gamma: int | str) -> None:
         """Change the draft length of the running router; nothing restarts."""
         self._router.reconfigure.remote({"gamma": gamma}).result()
 

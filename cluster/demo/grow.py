@@ -14,6 +14,7 @@ of its size. Grown by a factor that is a power of four, the norms' scale is a po
 weights stay exact in bf16.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from cluster.demo import bundled
 from workers.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 # Sums of squares of zeros leave the stream as it is; what is random only has to look like weights.
 RANDOM_STD = 0.02
@@ -46,6 +50,15 @@ def grow_to_folder(source: str, output: Path, size: GrownSize, *, seed: int = 0)
     grown.save_pretrained(output)
     AutoTokenizer.from_pretrained(source).save_pretrained(output)
     return int(grown.num_parameters())
+
+
+def grown_target(folder: Path) -> str:
+    """The bundled target grown to the default size, made below `folder` unless it is there."""
+    output = folder / "grown-target"
+    if not (output / "config.json").exists():
+        num_parameters = grow_to_folder(bundled.resolve(bundled.TARGET_NAME), output, GrownSize())
+        logger.info("grew the bundled target to %.0fM parameters", num_parameters / 1e6)
+    return str(output)
 
 
 @torch.no_grad()

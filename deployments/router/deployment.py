@@ -36,7 +36,7 @@ class Router:
         from deployments.metrics import RouterMetrics
         from deployments.router.admission import AdmissionLimits
         from deployments.router.clients import HandleClient
-        from deployments.router.gamma import FixedGamma
+        from deployments.router.dynamic_gamma import make_controller
         from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.service import GenerationService, ServedModel
         from deployments.router.tokenizer import load_tokenizer
@@ -46,12 +46,11 @@ class Router:
         if draft_pool is not None:
             draft_info = await draft_pool.info.remote()
             max_drafted_len = min(target_info.max_model_len, draft_info.max_model_len)
-        self._gamma = FixedGamma(args.gamma)
         self._metrics = RouterMetrics()
         self._loop = RoundLoop(
             targets=HandleClient(target_group, "verify"),
             drafts=HandleClient(draft_pool, "propose") if draft_pool is not None else None,
-            gamma=self._gamma,
+            gamma=make_controller(args.gamma),
             max_gamma=args.num_speculative_tokens,
             max_drafted_len=max_drafted_len,
             observer=self._metrics,
@@ -98,7 +97,9 @@ class Router:
 
         The only one is `gamma`. Running completions go on with the new value.
         """
-        self._gamma.gamma = RouterConfig.model_validate(user_config).gamma
+        from deployments.router.dynamic_gamma import make_controller
+
+        self._loop.gamma = make_controller(RouterConfig.model_validate(user_config).gamma)
 
     async def num_live(self) -> int:
         """Completions in the round loop."""

@@ -39,18 +39,24 @@ class Drafting:
         self._on_done = on_done
         self._catching_up: dict[str, asyncio.Task[None]] = {}
 
-    async def propose(self, wanted: Sequence[tuple[LiveSequence, int]]) -> Drafts:
-        """Drafts by sequence id, at most as many as wanted; fewer or none are fine."""
+    def take_ready(
+        self, wanted: Sequence[tuple[LiveSequence, int]]
+    ) -> list[tuple[LiveSequence, int]]:
+        """Those whose drafter has their tokens; the others' drafters start to catch up."""
         ready = []
         for sequence, gamma in wanted:
             if self._is_ready(sequence):
                 ready.append((sequence, gamma))
             else:
                 self._catch_up(sequence)
-        ready.sort(key=lambda pair: pair[0].draft.replica_id or "")
+        return ready
+
+    async def propose(self, ready: Sequence[tuple[LiveSequence, int]]) -> Drafts:
+        """Drafts by sequence id, at most as many as asked for; fewer or none are fine."""
+        by_replica = sorted(ready, key=lambda pair: pair[0].draft.replica_id or "")
         calls = [
             self._propose_on(replica_id, list(group))
-            for replica_id, group in groupby(ready, key=lambda pair: pair[0].draft.replica_id)
+            for replica_id, group in groupby(by_replica, key=lambda pair: pair[0].draft.replica_id)
         ]
         drafts: Drafts = {}
         for replica_drafts in await asyncio.gather(*calls):

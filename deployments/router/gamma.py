@@ -28,24 +28,48 @@ class Outcome:
     num_accepted: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRound:
+    """What a round did and what it took."""
+
+    outcomes: tuple[Outcome, ...]
+    """Of the sequences that were verified with drafts."""
+    longest_draft: int
+    """That drafters were asked for; they may have brought less, or nothing in time."""
+    num_tokens: int
+    """Run by the target, drafts included."""
+    is_prefill: bool
+    """Whether a sequence without its cache was verified."""
+    draft_s: float
+    """The way to the drafters and back included."""
+    verify_s: float
+
+
 class GammaController(Protocol):
     def choose(self, candidates: Sequence[Candidate]) -> list[int]:
         """The draft length of each candidate for this round."""
         ...
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, observed: ObservedRound) -> None:
         """Learn from a round."""
+        ...
+
+    def forget(self, seq_id: str) -> None:
+        """A sequence has ended."""
         ...
 
 
 class FixedGamma:
-    """The same draft length for all, until it is set to another."""
+    """The same draft length for all."""
 
     def __init__(self, gamma: int) -> None:
-        self.gamma = gamma
+        self._gamma = gamma
 
     def choose(self, candidates: Sequence[Candidate]) -> list[int]:
-        return [min(self.gamma, candidate.max_gamma) for candidate in candidates]
+        return [min(self._gamma, candidate.max_gamma) for candidate in candidates]
 
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
+    def observe(self, observed: ObservedRound) -> None:
         """Nothing to learn."""
+
+    def forget(self, seq_id: str) -> None:
+        """Nothing was learnt."""

@@ -65,6 +65,7 @@ class _Live:
 
 @dataclass(slots=True)
 class _Timing:
+    longest_draft: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
     served_s: float = 0.0
@@ -85,10 +86,13 @@ class RoundLoop:
         options: LoopOptions,
         clock: Callable[[], float],
     ) -> None:
-        """`max_drafted_len`: the longest sequence, drafts included, that both workers can hold."""
+        """`max_drafted_len`: the longest sequence, drafts included, that both workers can hold.
+
+        `gamma` may be replaced at any time, by assignment.
+        """
         self._targets = targets
         self._drafts = drafts
-        self._gamma = gamma
+        self.gamma = gamma
         self._max_gamma = max_gamma
         self._max_drafted_len = max_drafted_len
         self._observer = observer
@@ -207,35 +211,40 @@ class RoundLoop:
             num_committed += commit(live.sequence, result)
             if request.draft_tokens:
                 outcomes.append(outcome(live.sequence, request, result))
-        self._gamma.observe(outcomes)
-        self._observer.observe_round(
-            RoundRecord(
-                num_sequences=len(members),
-                num_live=self.num_live,
-                is_prefill=any(is_prefill(request) for request in batch),
-                outcomes=tuple(outcomes),
-                num_committed=num_committed,
-                draft_s=timing.draft_s,
-                verify_s=timing.verify_s,
-                served_s=timing.served_s,
-                total_s=self._clock() - started,
-            )
+        record = RoundRecord(
+            outcomes=tuple(outcomes),
+            longest_draft=timing.longest_draft,
+            num_tokens=sum(len(r.new_tokens) + len(r.draft_tokens) for r in batch),
+            is_prefill=any(is_prefill(request) for request in batch),
+            num_sequences=len(members),
+            num_live=self.num_live,
+            num_committed=num_committed,
+            draft_s=timing.draft_s,
+            verify_s=timing.verify_s,
+            served_s=timing.served_s,
+            total_s=self._clock() - started,
         )
+        self.gamma.observe(record)
+        self._observer.observe_round(record)
 
     async def _propose(self, members: list[_Live], timing: _Timing) -> Drafts:
         candidates = [
             Candidate(seq_id=live.sequence.seq_id, max_gamma=self._most_drafts(live.sequence))
             for live in members
         ]
-        gammas = self._gamma.choose(candidates)
+        gammas = self.gamma.choose(candidates)
         wanted = [
             (live.sequence, gamma) for live, gamma in zip(members, gammas, strict=True) if gamma > 0
         ]
-        if self._drafting is None or not wanted:
+        if self._drafting is None:
+            return {}
+        ready = self._drafting.take_ready(wanted)
+        if not ready:
             return {}
         started = self._clock()
-        drafts = await self._drafting.propose(wanted)
+        drafts = await self._drafting.propose(ready)
         timing.draft_s = self._clock() - started
+        timing.longest_draft = max(gamma for _, gamma in ready)
         return drafts
 
     def _most_drafts(self, sequence: LiveSequence) -> int:
@@ -267,6 +276,7 @@ class RoundLoop:
             asyncio.get_running_loop().call_later(pause_s + 0.01, self._start_rounds)
 
     def _release(self, sequence: LiveSequence) -> None:
+        self.gamma.forget(sequence.seq_id)
         self._release_target(sequence)
         if self._drafts is not None:
             self._spawn_release(self._drafts, sequence.draft, sequence.seq_id)

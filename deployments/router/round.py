@@ -4,26 +4,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.router.drafting import Drafts
-from deployments.router.gamma import Outcome
+from deployments.router.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from workers.backlog import MAX_CATCH_UP
 from workers.types import VerifyRequest, VerifyResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRecord:
+class RoundRecord(ObservedRound):
     """What one round did and where its time went; told to the metrics."""
 
     num_sequences: int
     num_live: int
     """Sequences of the router, in this round or not."""
-    is_prefill: bool
-    """Whether a sequence without its cache was verified."""
-    outcomes: tuple[Outcome, ...]
-    """Of the sequences that were verified with drafts."""
     num_committed: int
-    draft_s: float
-    verify_s: float
     served_s: float
     """Of verify_s, the time within the target replica."""
     total_s: float

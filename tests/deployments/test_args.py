@@ -60,7 +60,6 @@ def test_replica_ranges_become_serve_options(value: object, options: dict[str, A
         ({"zzz": "x"}, ["no option 'zzz'", "the options are", "num_draft_replicas"]),
         ({"gamma": "9"}, ["gamma=9", "num_speculative_tokens=8", "raise the latter"]),
         ({"gamma": "-1"}, ["gamma", "greater than or equal to 0"]),
-        ({"gamma": "dynamic"}, ["gamma=dynamic is not available yet", "give a number"]),
         ({"gamma": "four"}, ["gamma", "integer", "'four'"]),
         ({"drafter": "early_exit"}, ["drafter=early_exit is not available yet"]),
         ({"drafter": "magic"}, ["drafter", "'model' or 'none'", "'magic'"]),

@@ -41,7 +41,7 @@ class Served:
     def handle(self, deployment: str) -> Any:
         return serve.get_deployment_handle(deployment, APP)
 
-    async def set_gamma(self, gamma: int) -> None:
+    async def set_gamma(self, gamma: int | str) -> None:
         """Change the draft length of the running router."""
         await self.handle("Router").reconfigure.remote({"gamma": gamma})
 

@@ -1,0 +1,74 @@
+"""What transformers makes of the same weights, prompts and token counts."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+PLAIN = "generate"
+BATCH = "generate, static batch"
+ONE_STREAM = (
+    PLAIN,
+    "assisted, defaults",
+    "assisted, 4 drafts",
+    "assisted, 8 drafts",
+    "prompt lookup",
+)
+NUM_LOOKUP_TOKENS = 10  # the value of its documentation
+NUM_ASSISTANT_TOKENS = {"assisted, 4 drafts": 4, "assisted, 8 drafts": 8}
+
+
+class Baselines:
+    """Greedy generation by transformers, in the checkpoint's own precision, in this process."""
+
+    def __init__(self, target: str, draft: str) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(target)
+        self._target = AutoModelForCausalLM.from_pretrained(target, dtype="auto").eval()
+        self._draft = AutoModelForCausalLM.from_pretrained(draft, dtype="auto").eval()
+        self._draft_defaults = self._draft.generation_config
+
+    def tokens_per_s(self, name: str, prompts: Sequence[str], max_tokens: int) -> float:
+        started = time.perf_counter()
+        num_tokens = self.generate(name, prompts, max_tokens)
+        return num_tokens / (time.perf_counter() - started)
+
+    def generate(self, name: str, prompts: Sequence[str], max_tokens: int) -> int:
+        """One prompt after the other, or all as one batch; returns how many tokens were written."""
+        batches = [list(prompts)] if name == BATCH else [[prompt] for prompt in prompts]
+        options = self._options(name)
+        return sum(self._generate(batch, max_tokens, options) for batch in batches)
+
+    def _options(self, name: str) -> dict[str, Any]:
+        if name in (PLAIN, BATCH):
+            return {}
+        if name == "prompt lookup":
+            return {"prompt_lookup_num_tokens": NUM_LOOKUP_TOKENS}
+        self._draft.generation_config = self._draft_defaults
+        if name in NUM_ASSISTANT_TOKENS:
+            self._draft.generation_config = GenerationConfig(
+                **{
+                    **self._draft_defaults.to_diff_dict(),
+                    "num_assistant_tokens": NUM_ASSISTANT_TOKENS[name],
+                    "num_assistant_tokens_schedule": "constant",
+                    "assistant_confidence_threshold": 0.0,
+                }
+            )
+        return {"assistant_model": self._draft}
+
+    @torch.inference_mode()
+    def _generate(self, prompts: list[str], max_tokens: int, options: dict[str, Any]) -> int:
+        encoded = [self._tokenizer.encode(prompt) for prompt in prompts]
+        longest = max(map(len, encoded))
+        pad = self._target.generation_config.eos_token_id
+        output = self._target.generate(
+            input_ids=torch.tensor([[pad] * (longest - len(e)) + e for e in encoded]),
+            attention_mask=torch.tensor([[0] * (longest - len(e)) + [1] * len(e) for e in encoded]),
+            max_new_tokens=max_tokens,
+            min_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=pad,
+            **options,
+        )
+        return int((output.shape[1] - longest) * len(prompts))

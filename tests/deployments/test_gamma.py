@@ -1,0 +1,247 @@
+"""The gamma controller against simulated rounds, whose acceptance and costs are known."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from deployments.router.acceptance import AcceptanceEstimator
+from deployments.router.cost import LinearCost
+from deployments.router.dynamic_gamma import LONGEST_PROBE, SHORTEST_PAUSE, DynamicGamma
+from deployments.router.gamma import Candidate, FixedGamma, GammaController, ObservedRound, Outcome
+
+MAX_GAMMA = 8
+
+
+def draw(rng: random.Random, seq_id: str, num_drafts: int, alpha: float) -> Outcome:
+    """What becomes of drafts that are each accepted with probability alpha."""
+    num_accepted = 0
+    while num_accepted < num_drafts and rng.random() < alpha:
+        num_accepted += 1
+    return Outcome(
+        seq_id=seq_id,
+        num_draft_tokens=num_drafts,
+        num_tested=min(num_accepted + 1, num_drafts),
+        num_accepted=num_accepted,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Milliseconds of a round: drafting to a depth, verifying a number of tokens."""
+
+    hop: float
+    draft_step: float
+    verify: float
+    verify_token: float
+
+    def draft_s(self, longest: int) -> float:
+        return (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
+
+    def verify_s(self, num_tokens: int) -> float:
+        return (self.verify + self.verify_token * num_tokens) / 1e3
+
+
+# one stream on a CPU, a GPU with a slow network, a machine whose batch is full already
+CPU = Machine(hop=4, draft_step=1.5, verify=38, verify_token=1)
+REMOTE = Machine(hop=8, draft_step=1, verify=25, verify_token=0.05)
+FULL = Machine(hop=4, draft_step=1.5, verify=10, verify_token=8)
+MACHINES = {"cpu": CPU, "remote": REMOTE, "full": FULL}
+
+
+@dataclass
+class Run:
+    tokens: list[int]
+    times_s: list[float]
+    gammas: list[list[int]]
+
+    def tokens_per_s(self, start: int = 0, end: int | None = None) -> float:
+        """Of the rounds from `start` to `end`."""
+        return sum(self.tokens[start:end]) / sum(self.times_s[start:end])
+
+
+def simulate(
+    controller: GammaController,
+    machine: Machine,
+    alphas: Callable[[int], Sequence[float]],
+    num_rounds: int,
+    *,
+    seed: int = 0,
+) -> Run:
+    """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time."""
+    rng = random.Random(seed)
+    run = Run([], [], [])
+    for index in range(num_rounds):
+        of_round = alphas(index)
+        candidates = [Candidate(seq_id=str(i), max_gamma=MAX_GAMMA) for i in range(len(of_round))]
+        gammas = controller.choose(candidates)
+        outcomes = tuple(
+            draw(rng, str(i), gamma, alpha)
+            for i, (gamma, alpha) in enumerate(zip(gammas, of_round, strict=True))
+            if gamma > 0
+        )
+        num_tokens = len(of_round) + sum(gammas)
+        observed = ObservedRound(
+            outcomes=outcomes,
+            longest_draft=max(gammas),
+            num_tokens=num_tokens,
+            is_prefill=False,
+            draft_s=machine.draft_s(max(gammas)) * rng.uniform(0.9, 1.1),
+            verify_s=machine.verify_s(num_tokens) * rng.uniform(0.9, 1.1),
+        )
+        controller.observe(observed)
+        run.tokens.append(len(of_round) + sum(outcome.num_accepted for outcome in outcomes))
+        run.times_s.append(observed.draft_s + observed.verify_s)
+        run.gammas.append(gammas)
+    return run
+
+
+class TestAcceptance:
+    @pytest.mark.parametrize("gamma", [1, 3, 8])
+    def test_the_rate_does_not_depend_on_the_draft_length(self, gamma: int) -> None:
+        rng = random.Random(0)
+        means = []
+        for _ in range(20):
+            estimator = AcceptanceEstimator()
+            for _ in range(300):
+                estimator.observe(draw(rng, "a", gamma, 0.8))
+            means.append(estimator.survival("a", 1)[0])
+        assert sum(means) / len(means) == pytest.approx(0.8, abs=0.03)
+
+    def test_untested_positions_follow_the_others(self) -> None:
+        estimator = AcceptanceEstimator()
+        for _ in range(100):
+            estimator.observe(Outcome(seq_id="a", num_draft_tokens=2, num_tested=2, num_accepted=2))
+        first, second, third = estimator.survival("a", 3)
+        assert first > second > third > 0.8
+
+    def test_positions_differ(self) -> None:
+        """A drafter that is right once, and then never."""
+        estimator = AcceptanceEstimator()
+        for _ in range(100):
+            estimator.observe(Outcome(seq_id="a", num_draft_tokens=4, num_tested=2, num_accepted=1))
+        first, second = estimator.survival("a", 2)
+        assert first > 0.9
+        assert second < 0.2
+
+    def test_a_sequence_departs_from_its_drafter_and_is_forgotten(self) -> None:
+        estimator, rng = AcceptanceEstimator(), random.Random(0)
+        for _ in range(60):
+            estimator.observe(draw(rng, "easy", 4, 0.9))
+            estimator.observe(draw(rng, "hard", 4, 0.2))
+        easy, hard = estimator.survival("easy", 1)[0], estimator.survival("hard", 1)[0]
+        unknown = estimator.survival("unknown", 1)[0]
+        assert hard + 0.2 < unknown < easy
+        estimator.forget("hard")
+        assert estimator.survival("hard", 1)[0] == unknown
+
+
+class TestCost:
+    def test_base_and_slope_are_found(self) -> None:
+        cost, rng = LinearCost(relative_slope=0.5), random.Random(0)
+        for _ in range(200):
+            amount = rng.randint(1, 20)
+            cost.observe(amount, (30 + 2 * amount) * rng.uniform(0.95, 1.05))
+        assert cost(5) == pytest.approx(40, rel=0.05)
+        assert cost(15) == pytest.approx(60, rel=0.05)
+
+    def test_the_guess_stands_in_while_all_amounts_are_alike(self) -> None:
+        cost = LinearCost(relative_slope=0.1)
+        for _ in range(10):
+            cost.observe(4, 50)
+        assert cost(4) == pytest.approx(50)
+        assert cost(6) == pytest.approx(60)
+
+    def test_nothing_costs_less_than_nothing(self) -> None:
+        cost = LinearCost(relative_slope=0.1)
+        for amount in (1, 2, 3, 4):
+            cost.observe(amount, 10.0 - amount)  # more for less: noise
+            assert cost(0) >= 0
+        assert cost(100) >= cost(1) > 0
+
+    def test_a_pause_of_the_machine_is_soon_forgiven(self) -> None:
+        cost = LinearCost(relative_slope=0.1)
+        for _ in range(20):
+            cost.observe(4, 50)
+        cost.observe(4, 5000)
+        assert cost(4) < 60
+
+
+class TestDynamicGamma:
+    @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+    @pytest.mark.parametrize("num_sequences", [1, 8])
+    @pytest.mark.parametrize("alpha", [0.05, 0.4, 0.7, 0.9])
+    def test_it_is_as_good_as_the_best_fixed_gamma(
+        self, alpha: float, num_sequences: int, machine: Machine
+    ) -> None:
+        def alphas(_: int) -> list[float]:
+            return [alpha] * num_sequences
+
+        speeds = {
+            gamma: simulate(FixedGamma(gamma), machine, alphas, 1000).tokens_per_s()
+            for gamma in (0, 1, 2, 4, 6, 8)
+        }
+        dynamic = simulate(DynamicGamma(), machine, alphas, 1000).tokens_per_s()
+        assert dynamic > 0.96 * max(speeds.values()), speeds
+
+    def test_it_beats_every_fixed_gamma_where_sequences_differ(self) -> None:
+        alphas = [0.95] * 4 + [0.05] * 4
+        machine = Machine(hop=2, draft_step=1, verify=20, verify_token=2)
+        speeds = [
+            simulate(FixedGamma(gamma), machine, lambda _: alphas, 1000).tokens_per_s()
+            for gamma in (0, 1, 2, 4, 6, 8)
+        ]
+        run = simulate(DynamicGamma(), machine, lambda _: alphas, 1000)
+        assert run.tokens_per_s() > 1.05 * max(speeds)
+        settled = run.gammas[500:]
+        mean = [sum(gammas[i] for gammas in settled) / len(settled) for i in range(8)]
+        assert min(mean[:4]) > 4
+        assert max(mean[4:]) < 1
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_it_follows_traffic_that_changes_within_100_rounds(self, seed: int) -> None:
+        def alphas(index: int) -> list[float]:
+            return [0.03 if 300 <= index < 700 else 0.85]
+
+        run = simulate(DynamicGamma(), CPU, alphas, 1100, seed=seed)
+        plain = simulate(FixedGamma(0), CPU, lambda _: [0.5], 400).tokens_per_s()
+        easy = simulate(FixedGamma(6), CPU, lambda _: [0.85], 4000).tokens_per_s()
+        assert run.tokens_per_s(400, 700) > 0.96 * plain
+        assert run.tokens_per_s(100, 300) > 0.9 * easy  # 200 rounds are few: luck shows
+        assert run.tokens_per_s(800, 1100) > 0.9 * easy
+
+    def test_drafts_that_do_not_pay_are_tried_rarely(self) -> None:
+        run = simulate(DynamicGamma(), CPU, lambda _: [0.0] * 4, 1000)
+        drafted = [gammas for gammas in run.gammas[200:] if any(gammas)]
+        assert 0 < len(drafted) <= 800 / SHORTEST_PAUSE + 1
+        assert all(sum(gamma > 0 for gamma in gammas) == 1 for gammas in drafted)
+
+    def test_a_probe_waits_for_a_drafter_that_has_to_catch_up(self) -> None:
+        controller = DynamicGamma()
+        simulate(controller, CPU, lambda _: [0.0], 200)
+        candidates = [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
+
+        def undrafted_round() -> int:
+            (gamma,) = controller.choose(candidates)
+            observed = ObservedRound(
+                outcomes=(), longest_draft=0, num_tokens=1, is_prefill=False,
+                draft_s=0.0, verify_s=CPU.verify_s(1),
+            )  # fmt: skip
+            controller.observe(observed)
+            return gamma
+
+        gammas = [undrafted_round() for _ in range(5 * SHORTEST_PAUSE)]
+        first = next(index for index, gamma in enumerate(gammas) if gamma > 0)
+        assert all(gammas[first : first + LONGEST_PROBE])
+        assert not any(gammas[first + LONGEST_PROBE : first + LONGEST_PROBE + SHORTEST_PAUSE - 1])
+
+    def test_nothing_is_drafted_where_nothing_may_be(self) -> None:
+        controller = DynamicGamma()
+        simulate(controller, CPU, lambda _: [0.9, 0.9], 100)
+        candidates = [Candidate(seq_id="0", max_gamma=0), Candidate(seq_id="1", max_gamma=3)]
+        first, second = controller.choose(candidates)
+        assert first == 0
+        assert 0 < second <= 3
+        assert controller.choose([Candidate(seq_id="0", max_gamma=0)]) == [0]
+        assert controller.choose([]) == []
