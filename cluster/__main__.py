@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from cluster.demo import bundled
 from cluster.demo.grow import GrownSize, grow_to_folder
@@ -12,11 +13,28 @@ from workers.errors import TandemError
 
 logger = logging.getLogger(__name__)
 
+Commands = Any
+"""What `add_subparsers` returns; argparse keeps its type to itself."""
+
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
+    _add_demo(commands)
+    _add_bench(commands)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
+    try:
+        options.run(options)
+    except TandemError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _add_demo(commands: Commands) -> None:
     train = commands.add_parser("demo-train", help="train the bundled model pair from nothing")
     train.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
     train.add_argument("--target-steps", type=int, default=3000)
@@ -35,6 +53,8 @@ def main(arguments: list[str]) -> int:
     grow.add_argument("--seed", type=int, default=0)
     grow.set_defaults(run=_demo_grow)
 
+
+def _add_bench(commands: Commands) -> None:
     bench = commands.add_parser("bench", help="measure a live app, or the workers alone")
     bench.add_argument(
         "subject",
@@ -67,16 +87,6 @@ def main(arguments: list[str]) -> int:
     bench.add_argument("--num-threads", type=int, help="of the CPU, for the engine")
     bench.add_argument("--output", type=Path, default=Path("bench-results"))
     bench.set_defaults(run=_bench)
-
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
-    try:
-        options.run(options)
-    except TandemError as error:
-        logger.error("%s", error)
-        return 1
-    return 0
 
 
 def _demo_train(options: argparse.Namespace) -> None:
