@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-MEMORY = 40.0
+MEMORY = 80.0
 """After how many rounds the past has lost 63 % of its weight."""
 
 

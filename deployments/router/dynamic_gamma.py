@@ -25,6 +25,9 @@ PROBE_COST = 0.02
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48
 """Rounds between probes, within which the cost decides."""
+VARY_EVERY = 20
+"""Rounds after which one drafts half as far: were all rounds alike, nobody would learn what a token
+costs."""
 LONGEST_PROBE = 12
 """Rounds of a probe: until the drafter has caught up, and as long as everything is accepted."""
 
@@ -40,6 +43,7 @@ class DynamicGamma:
     def __init__(self) -> None:
         self._acceptance = AcceptanceEstimator()
         self._cost = RoundCost()
+        self._num_rounds = 0
         self._is_idle = False
         """Whether nothing was worth drafting in the last round."""
         self._pause = 0
@@ -53,7 +57,11 @@ class DynamicGamma:
             return [min(FIRST_GAMMA, candidate.max_gamma) for candidate in candidates]
         gammas = self._best(candidates)
         self._is_idle = not any(gammas)
-        return self._with_probe(candidates) if self._is_idle else gammas
+        if self._is_idle:
+            return self._with_probe(candidates)
+        self._num_rounds += 1
+        is_varied = self._num_rounds % VARY_EVERY == 0
+        return [gamma // 2 for gamma in gammas] if is_varied else gammas
 
     def observe(self, observed: ObservedRound) -> None:
         for outcome in observed.outcomes:
