@@ -139,22 +139,37 @@ class TestExactness:
         statistics = await router.take_statistics.remote()
         assert (statistics.num_accepted > 0) == (gamma != 0)
 
+    @pytest.mark.parametrize("concurrency", [1, 16])
+    @pytest.mark.parametrize("gamma", [0, 1, 8, 4])
     async def test_a_drafter_killed_half_way_changes_nothing(
-        self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
+        self,
+        gamma: int,
+        concurrency: int,
+        served: Served,
+        prompts: list[str],
+        sampled_tokens: list[list[int]],
     ) -> None:
-        before = await served.handle("DraftPool").status.remote()
-        generation = asyncio.create_task(served_tokens(served, prompts[:16], concurrency=4))
-        while not (await served.handle("DraftPool").status.remote()).num_sequences:
+        num_prompts = 4 if concurrency == 1 else 16
+        router, pool = served.handle("Router"), served.handle("DraftPool")
+        await served.set_gamma(gamma)
+        await router.take_statistics.remote()  # those of other tests
+        before = await pool.status.remote()
+        generation = asyncio.create_task(
+            served_tokens(served, prompts[:num_prompts], concurrency=concurrency)
+        )
+        num_committed = num_accepted = 0
+        while num_committed < num_prompts * NUM_TOKENS / 2:
+            statistics = await router.take_statistics.remote()
+            num_committed += statistics.num_committed
+            num_accepted += statistics.num_accepted
             await asyncio.sleep(0.01)
+        assert not generation.done()
         os.kill(before.pid, signal.SIGKILL)
-        assert await generation == sampled_tokens
+        assert await generation == sampled_tokens[:num_prompts]
+        assert (num_accepted > 0) == (gamma > 0)  # it was at work until then
         async with asyncio.timeout(60):  # Serve brings another one up
-            while True:
-                status = await served.handle("DraftPool").status.remote()
-                if status.pid != before.pid:
-                    break
+            while (await pool.status.remote()).pid == before.pid:
                 await asyncio.sleep(0.1)
-        assert await served_tokens(served, prompts[:4], concurrency=4) == sampled_tokens[:4]
 
 
 class TestClients:
