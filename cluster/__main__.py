@@ -84,6 +84,12 @@ def _add_bench(commands: Commands) -> None:
         default=True,
         help="measure transformers in the same run",
     )
+    bench.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure compiled forwards, once they are there",
+    )
     bench.add_argument("--num-threads", type=int, help="of the CPU, for the engine")
     bench.add_argument("--output", type=Path, default=Path("bench-results"))
     bench.set_defaults(run=_bench)
@@ -126,6 +132,7 @@ def _bench(options: argparse.Namespace) -> None:
             draft=options.draft,
             repeats=options.repeats or 20,
             num_threads=options.num_threads,
+            with_compile=options.compile,
             output=options.output,
         )
         logger.info("%s", engine.format_table(engine.run_engine_bench(engine_options)))
@@ -142,6 +149,7 @@ def _bench(options: argparse.Namespace) -> None:
         temperature=options.temperature,
         repeats=options.repeats or 3,
         with_baselines=options.baselines,
+        with_compile=options.compile,
         output=options.output,
     )
     logger.info("%s", run.format_tables(run.run_bench(bench_options)))

@@ -44,13 +44,17 @@ class ReplicaRange(BaseModel):
         return self
 
     def __str__(self) -> str:
-        if self.minimum == self.maximum:
+        if self.is_fixed:
             return str(self.minimum)
         return f"{self.minimum}:{self.maximum}"
 
+    @property
+    def is_fixed(self) -> bool:
+        return self.minimum == self.maximum
+
     def serve_options(self) -> dict[str, Any]:
         """The deployment options that ask Serve for this many replicas."""
-        if self.minimum == self.maximum:
+        if self.is_fixed:
             return {"num_replicas": self.minimum}
         return {
             "num_replicas": None,
@@ -93,6 +97,9 @@ class AppArgs(BaseModel):
     """Precision of weights and cache; `auto` is the checkpoint's own."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
+    compile: Literal["auto", "off"] = "auto"
+    """Whether the models' forwards are compiled on a CPU: once per machine, in the background,
+    while requests are served already. `off` keeps to the models' own code."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the target allows."""
     max_num_seqs: int = Field(default=64, ge=1)
@@ -111,6 +118,10 @@ class AppArgs(BaseModel):
     draft_num_threads: int = Field(default=1, ge=1)
     """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
     would slow the target down."""
+    worker_transport: Literal["stream", "handle"] = "stream"
+    """What carries the rounds to the workers: streams of our own, in plain text between those who
+    know a token, or Serve's `handle` calls, which are slower and encrypted where Ray is. Replicas
+    that Serve scales are reached by handles, since it counts their load by these."""
     draft_timeout_s: float = Field(default=1.0, gt=0)
     """How long a round waits for drafts before it goes on without."""
     verify_timeout_s: float = Field(default=120.0, gt=0)
@@ -174,6 +185,10 @@ class AppArgs(BaseModel):
         if self.draft is None and self.target == bundled.TARGET_NAME:
             return bundled.DRAFT_NAME
         return self.draft
+
+    def has_streams(self, replicas: ReplicaRange) -> bool:
+        """Whether streams carry the calls to these replicas of a worker."""
+        return self.worker_transport == "stream" and replicas.is_fixed
 
     @property
     def model_name(self) -> str:

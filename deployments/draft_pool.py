@@ -7,6 +7,7 @@ from ray import serve
 from cluster.demo import bundled
 from deployments.args import AppArgs
 from deployments.pinning import PINNED
+from deployments.transport.messages import PROPOSE
 from deployments.worker_replica import WorkerReplica
 from workers.types import ProposeRequest, ProposeResult, Reply
 
@@ -22,8 +23,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
     """Drafts for all routers; see `ModelDrafter.propose` for the contract."""
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
-        from workers.drafters.model import ModelDrafter
-        from workers.model import load_model
+        from workers.drafters.model import ModelDrafter, load_draft_model
         from workers.paged_model import CacheOptions
         from workers.vocabulary import check_same_vocabulary
 
@@ -32,7 +32,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
         check_same_vocabulary(bundled.resolve(args.target), draft_name)
 
         def make_drafter() -> ModelDrafter:
-            model = load_model(draft_name, dtype=args.dtype, device=args.device)
+            model = load_draft_model(draft_name, dtype=args.dtype, device=args.device)
             cache = CacheOptions(
                 block_size=args.block_size,
                 # a draft with the shorter context serves until it ends
@@ -41,7 +41,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
             )
             return ModelDrafter(model, cache)
 
-        self._start(make_drafter, role="draft", num_threads=args.draft_num_threads)
+        self._start(args, make_drafter, PROPOSE, role="draft", num_threads=args.draft_num_threads)
 
     async def propose(self, batch: Sequence[ProposeRequest]) -> Reply[ProposeResult]:
         return await self._run_batch(batch)

@@ -31,7 +31,8 @@ class RoundStatistics:
     num_drafts: int
     draft_s: float
     verify_s: float
-    served_s: float
+    verify_compute_s: float
+    outside_s: float
     router_s: float
     total_s: float
 
@@ -121,7 +122,8 @@ class RouterMetrics:
             num_accepted=sum(outcome.num_accepted for outcome in outcomes),
             draft_s=typical([record.draft_s for record in records]),
             verify_s=typical([record.verify_s for record in records]),
-            served_s=typical([record.served_s for record in records]),
+            verify_compute_s=typical([record.verify_compute_s for record in records]),
+            outside_s=typical([record.outside_s for record in records]),
             router_s=typical([record.router_s for record in records]),
             total_s=typical([record.total_s for record in records]),
         )

@@ -6,6 +6,7 @@ next one. (`@serve.batch` would close batches before they run and fragment them.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -56,6 +57,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
         self.num_steps = 0
+        self.busy_s = 0.0
+        """Time spent in steps since the start."""
 
     @property
     def worker(self) -> "StepWorker[RequestT, ResultT]":
@@ -153,6 +156,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         self, inbox: dict[str, RequestT], to_release: list[str], to_give_back: list[str]
     ) -> tuple[list[ResultT], dict[str, TandemError], bool]:
         """On the worker's thread. Releases come first: a caller may ask again at once."""
+        started = time.perf_counter()
         self._worker.release(to_release)
         results, errors = self._worker.give_back(to_give_back), {}
         for request in inbox.values():
@@ -164,6 +168,7 @@ class StepLoop(Generic[RequestT, ResultT]):
             # a released one is the answer to an earlier request, which is resolved already
             results += [answer for answer in answers if not answer.is_released]
         answers, has_run = self._worker.step()
+        self.busy_s += time.perf_counter() - started
         return results + answers, errors, has_run
 
     async def _sweep(self) -> None:

@@ -8,6 +8,7 @@ from ray import serve
 from cluster.demo import bundled
 from deployments.args import AppArgs
 from deployments.pinning import PINNED
+from deployments.transport.messages import VERIFY
 from deployments.worker_replica import WorkerReplica
 from workers.types import Reply, VerifyRequest, VerifyResult
 
@@ -43,7 +44,7 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
             return Target(model, cache, max_batched_tokens=max_batched_tokens)
 
         num_threads = args.target_num_threads or len(os.sched_getaffinity(0))
-        self._start(make_target, role="target", num_threads=num_threads)
+        self._start(args, make_target, VERIFY, role="target", num_threads=num_threads)
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
         return await self._run_batch(batch)

@@ -4,15 +4,21 @@ Serve pickles deployments by reference, and whoever builds the app imports this 
 subclasses' modules; torch is imported only where a replica starts.
 """
 
+import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import ray
 from ray import serve
 
+from deployments.args import AppArgs
 from deployments.metrics import WorkerMetrics
+from deployments.transport.messages import Codec, StreamAddress
+from deployments.transport.stream_server import StreamServer
 from workers.types import Reply, WorkerInfo, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
@@ -35,6 +41,8 @@ class WorkerStatus:
     num_waiting: int
     num_steps: int
     """Model steps since the start."""
+    is_compiling: bool
+    """Whether the model's forward is being compiled beside the steps."""
 
 
 class WorkerReplica(Generic[RequestT, ResultT]):
@@ -42,7 +50,9 @@ class WorkerReplica(Generic[RequestT, ResultT]):
 
     def _start(
         self,
+        args: AppArgs,
         make_worker: "Callable[[], StepWorker[RequestT, ResultT]]",
+        codec: Codec[RequestT, ResultT],
         *,
         role: str,
         num_threads: int,
@@ -52,24 +62,42 @@ class WorkerReplica(Generic[RequestT, ResultT]):
 
         from deployments.step_loop import StepLoop
 
+        compiling: list[threading.Thread] = []
+
         def make_on_thread() -> "StepWorker[RequestT, ResultT]":
             torch.set_num_threads(num_threads)  # OpenMP counts per thread
-            return make_worker()
+            worker = make_worker()
+            if args.compile == "auto":
+                compiling.append(worker.start_compiling())
+            return worker
 
         self._loop = StepLoop(
             make_on_thread,
             idle_timeout_s=IDLE_TIMEOUT_S,
             clock=time.monotonic,
         )
+        self._compiling = compiling
         self._metrics = WorkerMetrics(role)
+        self._codec = codec
+        self._listening: asyncio.Task[StreamAddress] | None = None
         self._replica_id = serve.get_replica_context().replica_id.unique_id
 
     async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        arrived = time.perf_counter()
+        busy_before_s = self._loop.busy_s
         results = await self._loop.run_batch(batch)
         return Reply(
-            replica_id=self._replica_id, served_s=time.perf_counter() - arrived, results=results
+            replica_id=self._replica_id,
+            compute_s=self._loop.busy_s - busy_before_s,
+            results=results,
         )
+
+    async def stream_address(self) -> StreamAddress:
+        """Where routers may stream their calls to; listens from the first time on."""
+        if self._listening is None:
+            server = StreamServer(self._codec, run=self._run_batch, release=self.release)
+            host = ray.util.get_node_ip_address()
+            self._listening = asyncio.create_task(server.start(host, self._replica_id))
+        return await asyncio.shield(self._listening)
 
     async def release(self, seq_ids: Sequence[str]) -> None:
         """Forget sequences and free their blocks."""
@@ -87,6 +115,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             num_used_blocks=worker.num_used_blocks,
             num_waiting=worker.num_waiting,
             num_steps=self._loop.num_steps,
+            is_compiling=any(thread.is_alive() for thread in self._compiling),
         )
 
     def check_health(self) -> None:

@@ -82,7 +82,7 @@ class LocalWorkers:
             raise WorkerLostError(f"no answer in {timeout_s} s") from None
         if replica_id not in self.replicas:
             raise WorkerLostError(f"{replica_id} died")
-        return Reply(replica_id=replica_id, served_s=0.0, results=results)
+        return Reply(replica_id=replica_id, compute_s=0.0, results=results)
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
         if replica_id in self.replicas:
@@ -107,7 +107,7 @@ class ScriptedDrafter:
             ProposeResult(seq_id=request.seq_id, draft_tokens=tuple(self._draft(request)))
             for request in batch
         )
-        return Reply(replica_id=replica_id or "scripted", served_s=0.0, results=results)
+        return Reply(replica_id=replica_id or "scripted", compute_s=0.0, results=results)
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
         self.released += seq_ids

@@ -125,16 +125,14 @@ def build_batch(
     device: torch.device,
 ) -> AttentionBatch:
     """Prepare a step for the chunks, in the order in which their tokens are flattened."""
-    all_slots = [_slots(chunk, block_size) for chunk in chunks]
-    slot_mapping = np.concatenate(
-        [s[c.cached_len :] for s, c in zip(all_slots, chunks, strict=True)]
-    )
+    slot_mapping = np.concatenate([_slots(c, block_size, start=c.cached_len) for c in chunks])
     varlen = None
     groups: tuple[AttentionGroup, ...] = ()
     output_index = None
     if any(layer.kernel is not None for layer in layers):
         varlen = _varlen_batch(chunks, device)
     if any(layer.kernel is None for layer in layers):
+        all_slots = [_slots(chunk, block_size) for chunk in chunks]
         groups, output_index = _build_groups(chunks, all_slots, device)
     return AttentionBatch(
         layers=layers,
@@ -145,11 +143,13 @@ def build_batch(
     )
 
 
-def _slots(chunk: Chunk, block_size: int) -> NDArray[np.int64]:
-    """Slots of positions [0, cached_len + num_new)."""
-    blocks = np.asarray(chunk.block_table, dtype=np.int64)
+def _slots(chunk: Chunk, block_size: int, *, start: int = 0) -> NDArray[np.int64]:
+    """Slots of positions [start, cached_len + num_new)."""
+    first = start // block_size
+    end = chunk.cached_len + chunk.num_new
+    blocks = np.asarray(chunk.block_table[first : -(-end // block_size)], dtype=np.int64)
     slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
-    return slots[: chunk.cached_len + chunk.num_new]
+    return slots[start - first * block_size : end - first * block_size]
 
 
 def _build_groups(

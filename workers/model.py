@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from workers import attention
-from workers.attention import Chunk, LayerCache, LayerObserver, LayerSpec
+from workers.attention import AttentionBatch, Chunk, LayerCache, LayerObserver, LayerSpec
 from workers.cpu_kernel import CpuKernel
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.packed_linear import pack_linears
@@ -31,6 +31,19 @@ LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """A step in tensors: N new tokens of all sequences, flattened."""
+
+    tokens: Tensor
+    """# [1, N]"""
+    positions: Tensor
+    """# [1, N]"""
+    logit_rows: Tensor
+    """Which of the tokens need logits.  # [num_rows]"""
+    attention: AttentionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A loaded model and the shapes of its attention layers."""
 
@@ -39,14 +52,9 @@ class Model:
     layer_specs: tuple[LayerSpec, ...]
     max_position: int
     """The longest sequence the positions of the model allow."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.module.dtype
+    device: torch.device
+    dtype: torch.dtype
+    num_weight_bytes: int
 
     @property
     def vocab_size(self) -> int:
@@ -108,8 +116,7 @@ class Model:
             device=self.device,
         )
 
-    @torch.inference_mode()
-    def forward(
+    def prepare(
         self,
         layers: Sequence[LayerCache],
         chunks: Sequence[Chunk],
@@ -117,23 +124,35 @@ class Model:
         logit_rows: Sequence[int],
         *,
         block_size: int,
-    ) -> Tensor:
-        """Run the chunks' new tokens, filling the cache.
+    ) -> StepInputs:
+        """What `forward` needs to run the chunks' new tokens.
 
         Args:
             tokens: the chunks' new tokens, flattened in order.
             logit_rows: indices into `tokens` of those whose logits are wanted.
+        """
+        positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
+        return StepInputs(
+            tokens=torch.tensor([tokens], device=self.device),
+            positions=torch.tensor([positions], device=self.device),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
+            attention=attention.build_batch(
+                layers, chunks, block_size=block_size, device=self.device
+            ),
+        )
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Run the new tokens, filling the cache.
 
         Returns: logits in the model's dtype.  # [len(logit_rows), vocab]
         """
-        batch = attention.build_batch(layers, chunks, block_size=block_size, device=self.device)
-        positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
         output = self.module(
-            input_ids=torch.tensor([tokens], device=self.device),
-            position_ids=torch.tensor([positions], device=self.device),
+            input_ids=inputs.tokens,
+            position_ids=inputs.positions,
             use_cache=False,
-            logits_to_keep=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
-            attention_batch=batch,
+            logits_to_keep=inputs.logit_rows,
+            attention_batch=inputs.attention,
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -155,12 +174,16 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model
     attention.register()
     module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device)
     module.train(mode=False)
+    num_weight_bytes = sum(weight.nbytes for weight in module.parameters())
     pack_linears(module)
     return Model(
         name=name,
         module=module,
         layer_specs=_observe_layers(name, module),
         max_position=_max_position(name, config),
+        device=module.device,
+        dtype=module.dtype,
+        num_weight_bytes=num_weight_bytes,
     )
 
 
@@ -189,7 +212,7 @@ def load_config(name: str) -> PreTrainedConfig:
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"model {name!r} has no usable config.json: {error}") from error
     except OSError as error:
-        raise ModelNotFoundError(f"model {name!r} was not found: {_first_line(error)}") from error
+        raise ModelNotFoundError(f"model {name!r} was not found: {first_line(error)}") from error
     return config
 
 
@@ -212,11 +235,11 @@ def _load_weights(
             output_loading_info=True,
         )
     except OSError as error:
-        raise ModelNotFoundError(f"model {name!r}: {_first_line(error)}") from error
+        raise ModelNotFoundError(f"model {name!r}: {first_line(error)}") from error
     except (ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UnsupportedModelError(
             f"model {name!r} ({config.model_type}) cannot be loaded as a causal language model: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
     module, loading = loaded
     if loading["missing_keys"]:
@@ -283,5 +306,5 @@ def _one_of(names: Sequence[str] | dict[str, Any]) -> str:
     return " or ".join(repr(name) for name in names)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0]

@@ -5,8 +5,12 @@ before it multiplies, which for few tokens costs as much as the product itself. 
 load, in place of the original weights. The products are the same, bit for bit.
 """
 
+import weakref
+
 import torch
 from torch import Tensor, nn
+
+from workers import native
 
 # The layout is chosen for products of about this many tokens: a verification's.
 TYPICAL_NUM_TOKENS = 8
@@ -21,12 +25,25 @@ class PackedLinear(nn.Module):
         self.out_features = linear.out_features
         self.bias = linear.bias
         # opaque to all other operators, and neither parameter nor buffer: it cannot be moved
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, TYPICAL_NUM_TOKENS)
+        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, TYPICAL_NUM_TOKENS)
+        self._packed: Tensor | None = packed
+        if native.load_operators():  # the same product, as an operator that can be compiled around
+            self._packed = None
+            handle = torch.ops.tandem.keep_packed(packed)
+            weakref.finalize(self, torch.ops.tandem.drop_packed, handle)
+            # a matrix: the compiler would write the values of small vectors into the code
+            self.register_buffer("_handle", torch.tensor([[handle]]), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self._packed, self.bias, "none", [], ""
-        )
+        output: Tensor
+        if self._packed is None:
+            output = torch.ops.tandem.packed_linear(
+                inputs, self._handle, self.bias, self.out_features
+            )
+        else:
+            output = torch.ops.mkldnn._linear_pointwise(
+                inputs, self._packed, self.bias, "none", [], ""
+            )
         return output
 
 

@@ -1,17 +1,19 @@
 """A model together with its paged cache and the sequences in it."""
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 from torch import Tensor
 
+from workers import compiled_step
 from workers.attention import Chunk
 from workers.errors import ConfigError
 from workers.kv_cache import BlockAllocator, CachedSequence, SequenceTable
-from workers.model import Model
+from workers.model import Model, StepInputs
 from workers.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
@@ -54,6 +56,25 @@ class PagedModel:
         self._block_size = options.block_size
         self._layers = model.make_cache(num_blocks, options.block_size)
         self.sequences = SequenceTable(BlockAllocator(num_blocks, options.block_size))
+        self._forward: Callable[[StepInputs], Tensor] = model.forward
+
+    def start_compiling(self) -> threading.Thread:
+        """Have the forward compiled, beside the steps that run meanwhile; they use it from then on.
+
+        Compiled for as many threads as the calling one has.
+        """
+        num_threads = torch.get_num_threads()
+
+        def compile_and_switch() -> None:
+            step = compiled_step.obtain(
+                self.model, block_size=self._block_size, num_threads=num_threads
+            )
+            if step is not None:
+                self._forward = step
+
+        thread = threading.Thread(target=compile_and_switch, name="compile", daemon=True)
+        thread.start()
+        return thread
 
     @property
     def info(self) -> WorkerInfo:
@@ -84,9 +105,10 @@ class PagedModel:
             )
             tokens += run.tokens
             logit_rows += range(len(tokens) - run.num_logits, len(tokens))
-        logits = self.model.forward(
+        inputs = self.model.prepare(
             self._layers, chunks, tokens, logit_rows, block_size=self._block_size
         )
+        logits = self._forward(inputs)
         for run in runs:
             run.sequence.tokens += run.tokens
         return logits

@@ -38,6 +38,18 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id.
     """
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
+    # torch.argmax promises the first of equal maxima, on every device
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    changed = [index for index, row in enumerate(rows) if not row.params.is_plain]
+    if changed:
+        sampled = _sample(logits[changed], [rows[index] for index in changed])
+        for index, token in zip(changed, sampled, strict=True):
+            tokens[index] = token
+    return tokens
+
+
+def _sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """The same, of rows whose logits are not left as they are."""
     scores = process_logits(logits, rows)
     noisy = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if noisy:
@@ -47,11 +59,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
             vocab_size=logits.shape[-1],
             device=logits.device,
         )
-        if len(noisy) == len(rows):
-            scores = scores + noise
-        else:
-            scores[torch.tensor(noisy, device=logits.device)] += noise
-    # torch.argmax promises the first of equal maxima, on every device
+        scores[torch.tensor(noisy, device=logits.device)] += noise
     tokens: list[int] = scores.argmax(dim=-1).tolist()
     return tokens
 

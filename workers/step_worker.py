@@ -1,5 +1,6 @@
 """What target and drafter have in common: work arrives at any time and is done step by step."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
@@ -21,6 +22,10 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         self._paged = PagedModel(model, cache)
         self._backlog: Backlog[RequestT] = Backlog(self._paged.sequences, self._paged.max_model_len)
         self._max_batched_tokens = max_batched_tokens
+
+    def start_compiling(self) -> threading.Thread:
+        """See PagedModel."""
+        return self._paged.start_compiling()
 
     @abstractmethod
     def _step(self) -> tuple[list[ResultT], bool]:

@@ -37,6 +37,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the most likely token of the model's own law is taken."""
+        return self.is_greedy and not self.has_penalties and not self.logit_bias
+
+    @property
     def has_penalties(self) -> bool:
         return (
             self.repetition_penalty != 1.0
@@ -146,6 +151,6 @@ class Reply(Generic[ResultT]):
 
     replica_id: str
     """Who answered, so that the caller can come back to the same cache."""
-    served_s: float
-    """From the call's arrival at the replica to its answer."""
+    compute_s: float
+    """Of the call's time, what the worker spent in steps."""
     results: tuple[ResultT, ...]

@@ -1,7 +1,8 @@
 """`python -m cluster bench engine`: the workers alone, without Ray and without hops."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from cluster.bench.report import environment, markdown_table, write_report
 from cluster.demo import bundled
 from cluster.demo.grow import grown_target
-from workers.drafters.model import ModelDrafter
+from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import load_model, resolve_device
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -37,6 +38,7 @@ class EngineOptions:
     """Timed steps of each kind, of which the median counts."""
     num_threads: int | None
     """Of the CPU; None leaves torch's default."""
+    with_compile: bool
     output: Path
 
 
@@ -68,7 +70,11 @@ def run_engine_bench(options: EngineOptions) -> list[EngineRow]:
     )
     cache = CacheOptions(max_num_seqs=max(num for num, _ in STEPS), max_model_len=2 * CONTEXT_LEN)
     target = Target(load_model(target_name), cache, max_batched_tokens=CONTEXT_LEN)
-    drafter = ModelDrafter(load_model(bundled.resolve(options.draft)), cache)
+    drafter = ModelDrafter(load_draft_model(bundled.resolve(options.draft)), cache)
+    if options.with_compile:
+        target.start_compiling().join()
+        with _one_thread():
+            drafter.start_compiling().join()
     rows = []
     for num_sequences, num_tokens in STEPS:
         shape = (num_sequences, num_tokens)
@@ -113,6 +119,17 @@ def format_table(rows: Sequence[EngineRow]) -> str:
         "draft step ms": lambda row: f"{row.draft_s * 1e3:.2f}",
     }
     return markdown_table(columns, rows)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As the app runs its drafter."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _medians(actions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
@@ -191,4 +208,9 @@ def _drafting(drafter: ModelDrafter, num_sequences: int) -> Callable[[], object]
     drafter.release(seq_ids)
     drafter.propose([request(seq_id, 0, 0) for seq_id in seq_ids])
     batch = [request(seq_id, CONTEXT_LEN - 1, NUM_DRAFTED) for seq_id in seq_ids]
-    return lambda: drafter.propose(batch)
+
+    @_one_thread()
+    def run() -> None:
+        drafter.propose(batch)
+
+    return run

@@ -55,11 +55,20 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
         ray.init(
             address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR
         )
+        _wait_until_compiled()
         yield LiveServer(url)
         ray.shutdown()
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+def _wait_until_compiled() -> None:
+    """Until then steps are slower, and the compiler takes from them."""
+    for deployment in ("TargetGroup", "DraftPool"):
+        worker = serve.get_deployment_handle(deployment, "default")
+        while worker.status.remote().result().is_compiling:
+            time.sleep(0.5)
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

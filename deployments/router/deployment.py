@@ -6,7 +6,7 @@ This is a shim. It connects handles, tokenizer and policies, and passes requests
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
@@ -14,12 +14,19 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.demo import bundled
 from deployments.args import AppArgs, RouterConfig
+from workers.types import WorkRequest, WorkResult
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
     from deployments.metrics import RoundStatistics
+    from deployments.router.drafting import DraftClient
+    from deployments.transport.messages import Codec
+    from deployments.transport.worker_client import WorkerClient
+
+RequestT = TypeVar("RequestT", bound=WorkRequest)
+ResultT = TypeVar("ResultT", bound=WorkResult)
 
 
 @serve.deployment(max_ongoing_requests=10_000, max_constructor_retry_count=3)
@@ -35,21 +42,29 @@ class Router:
     ) -> None:
         from deployments.metrics import RouterMetrics
         from deployments.router.admission import AdmissionLimits
-        from deployments.router.clients import HandleClient
         from deployments.router.dynamic_gamma import make_controller
         from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.service import GenerationService, ServedModel
         from deployments.router.tokenizer import load_tokenizer
+        from deployments.transport.messages import PROPOSE, VERIFY
 
         target_info = await target_group.info.remote()
         max_drafted_len = 0
+        drafts: DraftClient | None = None
         if draft_pool is not None:
+            with_streams = args.has_streams(args.num_draft_replicas)
+            drafts = _client(draft_pool, "propose", PROPOSE, with_streams=with_streams)
             draft_info = await draft_pool.info.remote()
             max_drafted_len = min(target_info.max_model_len, draft_info.max_model_len)
         self._metrics = RouterMetrics()
         self._loop = RoundLoop(
-            targets=HandleClient(target_group, "verify"),
-            drafts=HandleClient(draft_pool, "propose") if draft_pool is not None else None,
+            targets=_client(
+                target_group,
+                "verify",
+                VERIFY,
+                with_streams=args.has_streams(args.num_target_groups),
+            ),
+            drafts=drafts,
             gamma=make_controller(args.gamma),
             max_gamma=args.num_speculative_tokens,
             max_drafted_len=max_drafted_len,
@@ -108,3 +123,19 @@ class Router:
     async def take_statistics(self) -> "RoundStatistics":
         """Of the rounds since the last call."""
         return self._metrics.take_statistics()
+
+
+def _client(
+    handle: DeploymentHandle[Any],
+    method: str,
+    codec: "Codec[RequestT, ResultT]",
+    *,
+    with_streams: bool,
+) -> "WorkerClient[RequestT, ResultT]":
+    from deployments.transport.handle_client import HandleClient
+    from deployments.transport.stream_client import StreamClient
+
+    by_handle: HandleClient[RequestT, ResultT] = HandleClient(handle, method)
+    if not with_streams:
+        return by_handle
+    return StreamClient(by_handle, codec, clock=time.monotonic)

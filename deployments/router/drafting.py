@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from deployments.router.clients import WorkerClient
 from deployments.router.sequence import Sequence as LiveSequence
+from deployments.transport.worker_client import WorkerClient
 from workers.backlog import MAX_CATCH_UP
 from workers.errors import WorkerLostError
 from workers.types import ProposeRequest, ProposeResult
@@ -51,17 +51,22 @@ class Drafting:
                 self._catch_up(sequence)
         return ready
 
-    async def propose(self, ready: Sequence[tuple[LiveSequence, int]]) -> Drafts:
-        """Drafts by sequence id, at most as many as asked for; fewer or none are fine."""
+    async def propose(self, ready: Sequence[tuple[LiveSequence, int]]) -> tuple[Drafts, float]:
+        """Drafts by sequence id, at most as many as asked for; fewer or none are fine.
+
+        Also returns the seconds a drafter spent in steps, of the one that took longest.
+        """
         by_replica = sorted(ready, key=lambda pair: pair[0].draft.replica_id or "")
         calls = [
             self._propose_on(replica_id, list(group))
             for replica_id, group in groupby(by_replica, key=lambda pair: pair[0].draft.replica_id)
         ]
         drafts: Drafts = {}
-        for replica_drafts in await asyncio.gather(*calls):
+        compute_s = 0.0
+        for replica_drafts, replica_s in await asyncio.gather(*calls):
             drafts.update(replica_drafts)
-        return drafts
+            compute_s = max(compute_s, replica_s)
+        return drafts, compute_s
 
     def close(self) -> None:
         for task in self._catching_up.values():
@@ -79,7 +84,7 @@ class Drafting:
 
     async def _propose_on(
         self, replica_id: str | None, wanted: Sequence[tuple[LiveSequence, int]]
-    ) -> Drafts:
+    ) -> tuple[Drafts, float]:
         batch = [_request(sequence, gamma) for sequence, gamma in wanted]
         try:
             reply = await self._client.call(replica_id, batch, timeout_s=self._timeout_s)
@@ -87,12 +92,13 @@ class Drafting:
             logger.warning("a round goes on without drafts: %s", error)
             for sequence, _ in wanted:
                 sequence.draft.forget()
-            return {}
-        return {
+            return {}, 0.0
+        drafts = {
             request.seq_id: result.draft_tokens
             for (sequence, _), request, result in zip(wanted, batch, reply.results, strict=True)
             if _note(sequence, request, result, reply.replica_id)
         }
+        return drafts, reply.compute_s
 
     def _catch_up(self, sequence: LiveSequence) -> None:
         if sequence.seq_id not in self._catching_up:

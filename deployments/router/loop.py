@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.router.clients import WorkerClient
 from deployments.router.drafting import DraftClient, Drafting, Drafts
 from deployments.router.gamma import Candidate, GammaController
 from deployments.router.round import (
@@ -26,6 +25,7 @@ from deployments.router.round import (
 )
 from deployments.router.sequence import Placement
 from deployments.router.sequence import Sequence as LiveSequence
+from deployments.transport.worker_client import WorkerClient
 from workers.backlog import MAX_CATCH_UP
 from workers.errors import TandemError, TargetUnavailableError, WorkerLostError
 from workers.types import VerifyRequest, VerifyResult
@@ -68,7 +68,8 @@ class _Timing:
     longest_draft: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
-    served_s: float = 0.0
+    draft_compute_s: float = 0.0
+    verify_compute_s: float = 0.0
 
 
 class RoundLoop:
@@ -203,7 +204,8 @@ class RoundLoop:
         except WorkerLostError as error:
             self._lose_target(members, error)
             return
-        timing.verify_s, timing.served_s = self._clock() - verify_started, reply.served_s
+        timing.verify_s = self._clock() - verify_started
+        timing.verify_compute_s = reply.compute_s
         outcomes, num_committed = [], 0
         for live, request, result in zip(members, batch, reply.results, strict=True):
             live.failing_since = None
@@ -221,7 +223,8 @@ class RoundLoop:
             num_committed=num_committed,
             draft_s=timing.draft_s,
             verify_s=timing.verify_s,
-            served_s=timing.served_s,
+            draft_compute_s=timing.draft_compute_s,
+            verify_compute_s=timing.verify_compute_s,
             total_s=self._clock() - started,
         )
         self.gamma.observe(record)
@@ -242,7 +245,7 @@ class RoundLoop:
         if not ready:
             return {}
         started = self._clock()
-        drafts = await self._drafting.propose(ready)
+        drafts, timing.draft_compute_s = await self._drafting.propose(ready)
         timing.draft_s = self._clock() - started
         timing.longest_draft = max(gamma for _, gamma in ready)
         return drafts

@@ -18,14 +18,21 @@ class RoundRecord(ObservedRound):
     num_live: int
     """Sequences of the router, in this round or not."""
     num_committed: int
-    served_s: float
-    """Of verify_s, the time within the target replica."""
+    draft_compute_s: float
+    """Of draft_s, what the drafters spent in steps, the longest of them."""
+    verify_compute_s: float
+    """Of verify_s, what the target spent in steps."""
     total_s: float
 
     @property
     def router_s(self) -> float:
         """The router's own time: neither drafting nor verifying."""
         return self.total_s - self.draft_s - self.verify_s
+
+    @property
+    def outside_s(self) -> float:
+        """What neither drafter nor target spent in steps: hops, waits and the router."""
+        return self.total_s - self.draft_compute_s - self.verify_compute_s
 
 
 class RoundObserver(Protocol):

@@ -23,7 +23,14 @@ def test_every_way_of_transformers_runs(name: str) -> None:
 def test_engine_report_has_a_row_per_step(tmp_path: Path) -> None:
     name = save_model(tmp_path / "pair", max_position_embeddings=512, vocab_size=400)
     rows = run_engine_bench(
-        EngineOptions(target=name, draft=name, repeats=1, num_threads=None, output=tmp_path)
+        EngineOptions(
+            target=name,
+            draft=name,
+            repeats=1,
+            num_threads=None,
+            with_compile=False,
+            output=tmp_path,
+        )
     )
     assert [(row.num_sequences, row.num_tokens) for row in rows] == list(STEPS)
     assert all(

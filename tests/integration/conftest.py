@@ -85,6 +85,14 @@ def ports() -> Iterator[Served]:
 Deploy = Callable[..., Served]
 
 
+def wait_until_compiled(served: Served, args: AppArgs) -> None:
+    """The tests are of the compiled forwards; the models' own are tested with the workers."""
+    deployments = ["TargetGroup"] if args.draft_model is None else ["TargetGroup", "DraftPool"]
+    for deployment in deployments:
+        while served.handle(deployment).status.remote().result().is_compiling:
+            time.sleep(0.2)
+
+
 @pytest.fixture(scope="session")
 def deploy(ports: Served) -> Deploy:
     """Run the app with options, in place of the one that runs."""
@@ -102,6 +110,7 @@ def deploy(ports: Served) -> Deploy:
         if running:
             serve.delete(APP)
         serve.run(application, name=APP)
+        wait_until_compiled(ports, args)
         running.append(args)
         return ports
 

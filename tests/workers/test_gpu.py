@@ -1,6 +1,6 @@
 """The same tokens on CUDA as on the CPU; run by `make test-gpu`, which needs no Ray."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,8 @@ import torch
 
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.model import load_model
+from workers.attention import Chunk, LayerCache
+from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest
@@ -60,25 +61,16 @@ def test_fused_kernel_is_used_and_equals_the_gather_path(
         torch.testing.assert_close(logits[0], logits[1], atol=0.1, rtol=0.02)
 
 
-def _verify_logits(model: object, layers: object, block_size: int) -> torch.Tensor:
-    from workers.attention import Chunk
-
+def _verify_logits(model: Model, layers: Sequence[LayerCache], block_size: int) -> torch.Tensor:
     tokens = make_prompt(1, 40)
     table = [3, 1, 5, 0, 2, 4, 6][: -(-40 // block_size)]
-    model.forward(  # type: ignore[attr-defined]
-        layers,
-        [Chunk(cached_len=0, num_new=35, block_table=table)],
-        tokens[:35],
-        [34],
-        block_size=block_size,
-    )
-    logits: torch.Tensor = model.forward(  # type: ignore[attr-defined]
-        layers,
-        [Chunk(cached_len=35, num_new=5, block_table=table)],
-        tokens[35:],
-        range(5),
-        block_size=block_size,
-    )
+    logits = torch.empty(0)
+    for start, end in ((0, 35), (35, 40)):
+        chunk = Chunk(cached_len=start, num_new=end - start, block_table=table)
+        rows = range(end - start)
+        logits = model.forward(
+            model.prepare(layers, [chunk], tokens[start:end], rows, block_size=block_size)
+        )
     return logits.float()
 
 
@@ -106,14 +98,9 @@ def _logit_gap(reference: Target, prefix: list[int], first: int, second: int) ->
     """Between two tokens after a prefix, in fp32: the bias that makes the second one win."""
     model = reference._paged.model
     layers = model.make_cache(16, 16)
-    from workers.attention import Chunk
-
+    chunk = Chunk(cached_len=0, num_new=len(prefix), block_table=range(16))
     logits = model.forward(
-        layers,
-        [Chunk(cached_len=0, num_new=len(prefix), block_table=range(16))],
-        prefix,
-        [len(prefix) - 1],
-        block_size=16,
+        model.prepare(layers, [chunk], prefix, [len(prefix) - 1], block_size=16)
     )[0]
     return float((logits[first] - logits[second]).abs())
 

@@ -38,9 +38,8 @@ def paged_logits(model: Model, sequences: list[list[int]]) -> list[torch.Tensor]
             )
             tokens += sequences[index][done[index] : done[index] + step[index]]
             done[index] += step[index]
-        rows = model.forward(
-            layers, chunks, tokens, range(len(tokens)), block_size=BLOCK_SIZE
-        ).split([chunk.num_new for chunk in chunks])
+        inputs = model.prepare(layers, chunks, tokens, range(len(tokens)), block_size=BLOCK_SIZE)
+        rows = model.forward(inputs).split([chunk.num_new for chunk in chunks])
         for index, row in zip(order, rows, strict=True):
             logits[index].append(row)
     assert done == list(SEQUENCE_LENS)

@@ -454,7 +454,7 @@ at::Tensor paged_attention(const at::Tensor& query_in, const at::Tensor& keys,
 
 }  // namespace
 
-TORCH_LIBRARY(tandem, m) {
+TORCH_LIBRARY_FRAGMENT(tandem, m) {
   m.def(
       "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor query_starts, "
       "Tensor context_lens, Tensor block_table, int block_size, float scale, int window, "

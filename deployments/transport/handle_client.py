@@ -1,50 +1,25 @@
-"""How the router reaches workers: one small protocol, spoken over Serve handles.
-
-Everything that goes wrong with a remote call means the same to the router, that no answer came,
-and is raised as WorkerLostError: the sequences' truth is here, so it asks again elsewhere.
-"""
+"""Workers over Serve handles: finds replicas, balances between them, survives their loss."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.transport.messages import StreamAddress
 from workers.errors import WorkerLostError
 from workers.types import Reply
 
-logger = logging.getLogger(__name__)
+RELEASE_TIMEOUT_S = 30.0
+ADDRESS_TIMEOUT_S = 10.0
 
-RequestT = TypeVar("RequestT", contravariant=True)
+RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
-RELEASE_TIMEOUT_S = 30.0
 
-
-class WorkerClient(Protocol[RequestT, ResultT]):
-    """One kind of worker, however many replicas it has."""
-
-    async def call(
-        self, replica_id: str | None, batch: Sequence[RequestT], *, timeout_s: float
-    ) -> Reply[ResultT]:
-        """Serve a batch on a replica, or on any; raises WorkerLostError.
-
-        A replica that is gone is replaced by another, which will ask for the tokens it lacks.
-        """
-        ...
-
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
-        """Let a replica forget sequences; raises WorkerLostError."""
-        ...
-
-
-HandleRequestT = TypeVar("HandleRequestT")
-
-
-class HandleClient(Generic[HandleRequestT, ResultT]):
+class HandleClient(Generic[RequestT, ResultT]):
     """A WorkerClient over a Serve deployment handle.
 
     The replica id travels as Serve's session id: `deployments.pinning` routes by it.
@@ -61,18 +36,23 @@ class HandleClient(Generic[HandleRequestT, ResultT]):
         self._pinned: dict[tuple[str, str], Any] = {}
 
     async def call(
-        self, replica_id: str | None, batch: Sequence[HandleRequestT], *, timeout_s: float
+        self, replica_id: str | None, batch: Sequence[RequestT], *, timeout_s: float
     ) -> Reply[ResultT]:
-        reply: Reply[ResultT] = await self._await(replica_id, self._method, batch, timeout_s)
+        reply: Reply[ResultT] = await self._await(replica_id, self._method, timeout_s, list(batch))
         return reply
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
-        await self._await(replica_id, "release", seq_ids, RELEASE_TIMEOUT_S)
+        await self._await(replica_id, "release", RELEASE_TIMEOUT_S, list(seq_ids))
+
+    async def stream_address(self, replica_id: str) -> StreamAddress:
+        """Where a replica listens, or another if it is gone; raises WorkerLostError."""
+        address: StreamAddress = await self._await(replica_id, "stream_address", ADDRESS_TIMEOUT_S)
+        return address
 
     async def _await(
-        self, replica_id: str | None, method: str, argument: Sequence[Any], timeout_s: float
+        self, replica_id: str | None, method: str, timeout_s: float, *arguments: object
     ) -> Any:
-        response = self._method_of(replica_id or "", method).remote(list(argument))
+        response = self._method_of(replica_id or "", method).remote(*arguments)
         try:
             async with asyncio.timeout(timeout_s):
                 return await response

@@ -1,0 +1,1 @@
+"""How routers reach workers: over Serve's handles, and over streams of our own."""

@@ -1,0 +1,110 @@
+"""What router and worker say to each other on a stream, and how it is written down.
+
+A message is a frame: four bytes of length, then JSON of a boundary type. JSON is what pydantic can
+check, and reads faster than pickle here; unpickling what a port receives would be running it.
+
+The router opens the stream and says the worker's token first. From then on it sends Calls, in any
+number at a time, and gets an Answer to each that asks for work.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import TypeAdapter
+
+from workers.types import (
+    ProposeRequest,
+    ProposeResult,
+    Reply,
+    VerifyRequest,
+    VerifyResult,
+    WorkRequest,
+    WorkResult,
+)
+
+LENGTH_BYTES = 4
+MAX_MESSAGE_BYTES = 64 * 1024**2
+
+RequestT = TypeVar("RequestT", bound=WorkRequest)
+ResultT = TypeVar("ResultT", bound=WorkResult)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamAddress:
+    """Where a replica listens; told only to those who reach it through Ray."""
+
+    replica_id: str
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[RequestT]):
+    """`run` serves the batch; `release` forgets seq_ids; `give_up` ends the call of that id."""
+
+    kind: Literal["run", "release", "give_up"]
+    call_id: int = 0
+    batch: tuple[RequestT, ...] = ()
+    seq_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Generic[ResultT]):
+    """The reply to a `run`, or why there is none."""
+
+    call_id: int
+    reply: Reply[ResultT] | None = None
+    error: str = ""
+
+
+class Codec(Generic[RequestT, ResultT]):
+    """The messages of one kind of worker as bytes."""
+
+    def __init__(self, request: type[RequestT], result: type[ResultT]) -> None:
+        # mypy takes no variables as type arguments; pydantic does
+        self._call: TypeAdapter[Call[RequestT]] = TypeAdapter(_of(Call, request))
+        self._answer: TypeAdapter[Answer[ResultT]] = TypeAdapter(_of(Answer, result))
+
+    def encode_call(self, call: Call[RequestT]) -> bytes:
+        return frame(self._call.dump_json(call))
+
+    def decode_call(self, payload: bytes) -> Call[RequestT]:
+        """Raises ValueError."""
+        return self._call.validate_json(payload)
+
+    def encode_answer(self, answer: Answer[ResultT]) -> bytes:
+        return frame(self._answer.dump_json(answer))
+
+    def decode_answer(self, payload: bytes) -> Answer[ResultT]:
+        """Raises ValueError."""
+        return self._answer.validate_json(payload)
+
+
+def _of(generic: Any, argument: type[Any]) -> Any:
+    return generic[argument]
+
+
+VERIFY = Codec(VerifyRequest, VerifyResult)
+PROPOSE = Codec(ProposeRequest, ProposeResult)
+
+
+def frame(payload: bytes) -> bytes:
+    """A message as it is written; raises ValueError if it is too long to be read."""
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} are read")
+    return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+
+
+async def read_frame(
+    reader: asyncio.StreamReader, *, max_bytes: int = MAX_MESSAGE_BYTES
+) -> bytes | None:
+    """The next message, None at the end of the stream; raises ValueError if it is too long."""
+    try:
+        num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+        if num_bytes > max_bytes:
+            raise ValueError(f"a message of {num_bytes} bytes; at most {max_bytes} are read")
+        return await reader.readexactly(num_bytes)
+    except (asyncio.IncompleteReadError, OSError):
+        return None

@@ -1,0 +1,107 @@
+"""Compiled forwards against the models' own.
+
+Each family is compiled once per machine, which takes some 20 s on its first run.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import save_model
+from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
+from workers import compiled_step, machine_cache, native
+from workers.compiled_step import CompiledStep
+from workers.model import Model, load_model
+from workers.paged_model import CacheOptions
+from workers.target import Target
+
+needs_compiler = pytest.mark.skipif(
+    not native.load_operators(), reason="no C++ compiler on this machine"
+)
+BLOCK_SIZE = 4
+CACHE = CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=8)
+# the second one: packed bf16 products, a sliding window, a soft cap, two kinds of layers
+KINDS = [("llama", "float32"), ("gemma2", "bfloat16")]
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As on a machine that has compiled nothing yet."""
+    folder = str(tmp_path / "cache")
+    monkeypatch.setattr(machine_cache.cpp_extension, "get_default_build_root", lambda: folder)
+    return tmp_path / "cache"
+
+
+def make_model(folder: Path, family: str = "llama", dtype: str = "float32") -> Model:
+    return load_model(save_model(folder, family), dtype=dtype, device="cpu")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("family", "dtype"), KINDS)
+def test_logits_are_the_models_own(family: str, dtype: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path, family, dtype)
+    step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
+    assert step is not None
+    tolerance = compiled_step.PROBE_TOLERANCES[model.dtype]
+    for lens in [
+        ((0, 1),),
+        ((40, 7),),
+        ((0, 20), (3, 1), (11, 2)),
+        tuple((i, 1) for i in range(9)),
+    ]:
+        expected = model.forward(compiled_step._make_inputs(model, BLOCK_SIZE, lens)).float()
+        logits = step(compiled_step._make_inputs(model, BLOCK_SIZE, lens)).float()
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * scale)
+
+
+@needs_compiler
+def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> None:
+    """One compiled forward serves all weights of a shape, and a running sequence goes on."""
+    plain = Target(make_model(tmp_path), CACHE)
+    target = Target(make_model(tmp_path), CACHE)
+    target.start_compiling().join()
+    assert isinstance(target._paged._forward, CompiledStep)
+    for seed in range(4):
+        prompt = make_prompt(seed, 10 + 7 * seed)
+        for sampling in (GREEDY, SAMPLED):
+            expected = generate(plain, prompt, 40, sampling=sampling)
+            assert generate(target, prompt, 40, sampling=sampling) == expected
+            drafted = generate(target, prompt, 40, sampling=sampling, drafts=random_drafts(3, seed))
+            assert drafted == expected
+
+
+@needs_compiler
+@pytest.mark.parametrize("error", [1.0, float("nan")])
+@pytest.mark.usefixtures("empty_cache")
+def test_what_differs_is_not_used(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.touch())
+    monkeypatch.setattr(compiled_step, "CompiledStep", lambda *_: None)
+    monkeypatch.setattr(compiled_step, "_probe_error", lambda *_: error)
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    target.start_compiling().join()
+    assert target._paged._forward == target._paged.model.forward
+    assert f"is off by {error:.3g}: not used" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.usefixtures("empty_cache")
+def test_what_cannot_be_compiled_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile_command", lambda *_: ["false"])
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    target.start_compiling().join()
+    assert "is not compiled, so it is slower" in caplog.text
+    assert generate(target, make_prompt(1, 10), 10)
+
+
+def test_what_no_compiler_takes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(tmp_path)
+    monkeypatch.setattr("workers.model.CpuKernel.find", lambda **_: None)
+    assert compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1) is None

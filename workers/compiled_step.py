@@ -1,0 +1,276 @@
+"""A model's forward as one compiled function, for CPUs, where Python is much of a step.
+
+torch.export makes a graph of the forward over the paged cache, and AOTInductor makes C++ of that,
+for any number of tokens, sequences and blocks. A process of its own compiles it once per machine,
+with low priority; weights are no part of it. Until it is there, and wherever it cannot be had, the
+model's own forward serves.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from torch import Tensor, nn
+
+from workers import attention, cpu_kernel, machine_cache, native, packed_linear
+from workers.attention import AttentionBatch, Chunk, LayerCache
+from workers.model import DTYPES, Model, StepInputs, first_line, load_model
+from workers.paged_kernel import PagedKernel, VarlenBatch
+
+logger = logging.getLogger(__name__)
+
+NICENESS = 10
+COMPILE_TIMEOUT_S = 1800.0
+# The largest difference of logits to the model's own, relative to the largest logit.
+PROBE_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+PROBE_BLOCKS = 8
+# (cached tokens, new tokens) of each sequence, with at least two of everything that may vary
+EXAMPLE = ((19, 3), (2, 2))
+PROBES = (EXAMPLE, ((5, 1),), ((0, 9),), ((17, 5),), ((3, 1), (9, 1), (30, 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """What a compiled forward is made for."""
+
+    model: str
+    dtype: str
+    block_size: int
+    num_threads: int
+
+
+class StepModule(nn.Module):
+    """The model's forward with nothing but tensors going in and out."""
+
+    def __init__(self, module: nn.Module, kernels: Sequence[PagedKernel | None]) -> None:
+        super().__init__()
+        self.module = module
+        self._kernels = kernels
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        slot_mapping: Tensor,
+        query_starts: Tensor,
+        context_lens: Tensor,
+        block_table: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Tensor:
+        """Shapes as in StepInputs, AttentionBatch, VarlenBatch; the caches layer by layer."""
+        layers = [
+            LayerCache(keys=layer_keys, values=layer_values, kernel=kernel)
+            for layer_keys, layer_values, kernel in zip(keys, values, self._kernels, strict=True)
+        ]
+        varlen = VarlenBatch(
+            query_starts=query_starts,
+            context_lens=context_lens,
+            block_table=block_table,
+            max_query_len=0,  # the CPU kernel does not ask
+            max_context_len=0,
+        )
+        batch = AttentionBatch(
+            layers=layers, slot_mapping=slot_mapping, groups=(), output_index=None, varlen=varlen
+        )
+        output = self.module(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=logit_rows,
+            attention_batch=batch,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+class CompiledStep:
+    """A compiled forward with a model's weights in it."""
+
+    def __init__(self, path: Path, model: Model) -> None:
+        """Load it; raises RuntimeError."""
+        package = torch._inductor.aoti_load_package(str(path))
+        module = StepModule(model.module, ())
+        tensors = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        names = package.get_constant_fqns()
+        if missing := set(names) - set(tensors):
+            raise RuntimeError(f"the compiled forward wants weights {sorted(missing)[:3]}")
+        self._weights = {name: tensors[name] for name in names}  # the loader does not keep them
+        package.load_constants(self._weights, check_full_update=True, user_managed=True)
+        self._run = package.loader.boxed_run
+
+    @torch.inference_mode()
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """As Model.forward.  # [num_rows, vocab]"""
+        *vectors, keys, values = _tensors(inputs)
+        outputs: list[Tensor] = self._run([*vectors, *keys, *values])
+        return outputs[0]
+
+
+def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep | None:
+    """The model's compiled forward, compiled first if this machine has not; None if it has none.
+
+    Takes minutes at worst: call it beside the serving thread.
+    """
+    if not _is_compilable(model, block_size):
+        return None
+    dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
+    spec = StepSpec(model=model.name, dtype=dtype, block_size=block_size, num_threads=num_threads)
+    try:
+        package = machine_cache.get_or_build(
+            "forward", ".pt2", _sources(model, spec), lambda output: _compile(spec, output)
+        )
+        step = CompiledStep(package, model)
+        error = _probe_error(step, model, block_size)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as failure:
+        logger.warning("%s is not compiled, so it is slower: %s", model.name, first_line(failure))
+        return None
+    if not error <= PROBE_TOLERANCES[model.dtype]:
+        logger.warning("the compiled forward of %s is off by %.3g: not used", model.name, error)
+        return None
+    logger.info("%s runs its compiled forward from now on", model.name)
+    return step
+
+
+def _is_compilable(model: Model, block_size: int) -> bool:
+    """Only the fused CPU attention is one operator to a compiler."""
+    if model.device.type != "cpu" or model.dtype not in PROBE_TOLERANCES:
+        return False
+    if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
+        return False
+    # the compiling process loads it once more
+    return bool(2 * model.num_weight_bytes < psutil.virtual_memory().available)
+
+
+def _sources(model: Model, spec: StepSpec) -> list[str]:
+    """What the compiled code depends on, besides torch and the machine."""
+    config = model.module.config.to_dict()
+    config.pop("_name_or_path", None)
+    traced = (attention, cpu_kernel, native, packed_linear, sys.modules[__name__])
+    own = [Path(module.__file__ or "").read_text() for module in traced]
+    shape = {**asdict(spec), "model": config}  # the configuration, not the name: no weights
+    return [json.dumps(shape, sort_keys=True, default=str), transformers.__version__, *own]
+
+
+def _compile(spec: StepSpec, output: Path) -> None:
+    """In a process of its own: tracing would disturb the model that serves meanwhile."""
+    logger.info("compiling the forward of %s, once on this machine", spec.model)
+    started = time.monotonic()
+    result = subprocess.run(
+        _compile_command(spec, output),
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=COMPILE_TIMEOUT_S,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"it cannot be compiled: {result.stderr.strip()[-500:]}")
+    logger.info("compiled in %.0f s", time.monotonic() - started)
+
+
+def _compile_command(spec: StepSpec, output: Path) -> list[str]:
+    return [sys.executable, "-m", __name__, json.dumps(asdict(spec)), str(output)]
+
+
+def _main(spec: StepSpec, output: Path) -> None:
+    os.nice(NICENESS)
+    torch.set_num_threads(spec.num_threads)
+    model = load_model(spec.model, dtype=spec.dtype, device="cpu")
+    inputs = _make_inputs(model, spec.block_size, EXAMPLE)
+    module = StepModule(model.module, [layer.kernel for layer in inputs.attention.layers])
+    auto = torch.export.Dim.AUTO
+    vector, matrix = {0: auto}, {0: auto, 1: auto}
+    caches = [vector for _ in model.layer_specs]
+    with torch.no_grad():
+        program = torch.export.export(
+            module,
+            _tensors(inputs),
+            dynamic_shapes=(
+                {1: auto},
+                {1: auto},
+                vector,
+                vector,
+                vector,
+                vector,
+                matrix,
+                caches,
+                caches,
+            ),
+            strict=False,
+        )
+    torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=str(output),
+        inductor_configs={"aot_inductor.package_constants_in_so": False},
+    )
+
+
+def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
+    """What StepModule is called with."""
+    batch = inputs.attention
+    assert batch.varlen is not None
+    return (
+        inputs.tokens,
+        inputs.positions,
+        inputs.logit_rows,
+        batch.slot_mapping,
+        batch.varlen.query_starts,
+        batch.varlen.context_lens,
+        batch.varlen.block_table,
+        [layer.keys for layer in batch.layers],
+        [layer.values for layer in batch.layers],
+    )
+
+
+def _make_inputs(model: Model, block_size: int, lens: Sequence[tuple[int, int]]) -> StepInputs:
+    """A step of sequences with (cached, new) tokens, over a cache of its own."""
+    blocks_each = max(-(-(cached + new) // block_size) for cached, new in lens)
+    layers = model.make_cache(blocks_each * len(lens), block_size)
+    for layer in layers:
+        layer.keys.zero_()
+        layer.values.zero_()
+    chunks = [
+        Chunk(
+            cached_len=cached,
+            num_new=new,
+            block_table=range(index * blocks_each, (index + 1) * blocks_each),
+        )
+        for index, (cached, new) in enumerate(lens)
+    ]
+    num_tokens = sum(new for _, new in lens)
+    return model.prepare(
+        layers,
+        chunks,
+        [(7 * index) % model.vocab_size for index in range(num_tokens)],
+        range(num_tokens),
+        block_size=block_size,
+    )
+
+
+def _probe_error(step: CompiledStep, model: Model, block_size: int) -> float:
+    """The largest difference to the model's own logits, relative to the largest of those."""
+    errors = []
+    for lens in PROBES:
+        expected = model.forward(_make_inputs(model, block_size, lens)).float()
+        logits = step(_make_inputs(model, block_size, lens)).float()
+        errors.append(float((logits - expected).abs().max() / expected.abs().max()))
+    return max(errors)
+
+
+if __name__ == "__main__":
+    _main(StepSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]))

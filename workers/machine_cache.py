@@ -1,0 +1,43 @@
+"""What is compiled once per machine and kept: the place, the names, and that only one does it."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch.utils import cpp_extension
+
+logger = logging.getLogger(__name__)
+
+
+def get_or_build(
+    name: str, suffix: str, sources: Iterable[str], build: Callable[[Path], None]
+) -> Path:
+    """The file that `build` makes of the sources on this machine, made now if it is not there.
+
+    It lies beside torch's own extensions. Whatever `build` raises is passed on.
+
+    Args:
+        sources: everything the file depends on besides torch and the machine.
+        build: writes the file to the path it is given.
+    """
+    folder = Path(cpp_extension.get_default_build_root()) / "tandem"
+    folder.mkdir(parents=True, exist_ok=True)
+    built = folder / f"{name}-{_fingerprint(sources)}{suffix}"
+    with FileLock(built.with_suffix(".lock")):  # several workers may start together
+        if not built.exists():
+            unfinished = built.with_name(f"unfinished-{built.name}")
+            build(unfinished)
+            unfinished.rename(built)
+    return built
+
+
+def _fingerprint(sources: Iterable[str]) -> str:
+    """Changes with the sources, torch and the kind of CPU: homes may be shared by many machines."""
+    cpu_info = Path("/proc/cpuinfo")
+    text = cpu_info.read_text() if cpu_info.exists() else torch.backends.cpu.get_cpu_capability()
+    cpu = [line for line in text.splitlines() if line.startswith(("flags", "Features", "model"))]
+    parts = [*sources, torch.__version__, *sorted(set(cpu))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
