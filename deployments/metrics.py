@@ -67,6 +67,11 @@ class RouterMetrics:
         self._gamma = Gauge(
             "tandem_gamma", "Mean draft length of the sequences in the last round with drafts."
         )
+        self._num_decisions = Counter(
+            "tandem_gamma_decisions",
+            "Rounds by why they drafted as far as they did.",
+            tag_keys=("reason",),
+        )
         self._num_live_sequences = Gauge(
             "tandem_num_live_sequences", "Completions running in this router."
         )
@@ -81,6 +86,7 @@ class RouterMetrics:
     def observe_round(self, record: RoundRecord) -> None:
         self._records.append(record)
         self._num_live_sequences.set(record.num_live)
+        self._num_decisions.inc(tags={"reason": record.reason.value})
         if record.num_committed:
             self._num_generated_tokens.inc(record.num_committed)
         for phase, seconds in (

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from workers.errors import TandemError
@@ -26,6 +27,18 @@ SWEEP_S = 5.0
 # A call that waits longer, for room or in a long prefill, is told so; its caller asks again and
 # knows that the worker is alive.
 LONGEST_WAIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a worker has done since its start."""
+
+    num_steps: int = 0
+    """Of the model."""
+    num_tokens: int = 0
+    """Run in them."""
+    busy_s: float = 0.0
+    """Spent in them."""
 
 
 class StepLoop(Generic[RequestT, ResultT]):
@@ -56,9 +69,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
-        self.num_steps = 0
-        self.busy_s = 0.0
-        """Time spent in steps since the start."""
+        self.work = Work()
 
     @property
     def worker(self) -> "StepWorker[RequestT, ResultT]":
@@ -144,7 +155,6 @@ class StepLoop(Generic[RequestT, ResultT]):
         results, errors, has_run = await asyncio.get_running_loop().run_in_executor(
             self._thread, self._step, inbox, to_release, to_give_back
         )
-        self.num_steps += has_run
         for result in results:
             self._resolve(result)
         for seq_id, error in errors.items():
@@ -168,7 +178,11 @@ class StepLoop(Generic[RequestT, ResultT]):
             # a released one is the answer to an earlier request, which is resolved already
             results += [answer for answer in answers if not answer.is_released]
         answers, has_run = self._worker.step()
-        self.busy_s += time.perf_counter() - started
+        self.work = Work(
+            num_steps=self.work.num_steps + has_run,
+            num_tokens=self._worker.num_tokens_run,
+            busy_s=self.work.busy_s + time.perf_counter() - started,
+        )
         return results + answers, errors, has_run
 
     async def _sweep(self) -> None:

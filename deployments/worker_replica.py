@@ -83,11 +83,14 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         self._replica_id = serve.get_replica_context().replica_id.unique_id
 
     async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        busy_before_s = self._loop.busy_s
+        before = self._loop.work
         results = await self._loop.run_batch(batch)
+        work = self._loop.work
         return Reply(
             replica_id=self._replica_id,
-            compute_s=self._loop.busy_s - busy_before_s,
+            compute_s=work.busy_s - before.busy_s,
+            num_steps=work.num_steps - before.num_steps,
+            num_tokens=work.num_tokens - before.num_tokens,
             results=results,
         )
 
@@ -114,7 +117,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             num_sequences=worker.num_sequences,
             num_used_blocks=worker.num_used_blocks,
             num_waiting=worker.num_waiting,
-            num_steps=self._loop.num_steps,
+            num_steps=self._loop.work.num_steps,
             is_compiling=any(thread.is_alive() for thread in self._compiling),
         )
 

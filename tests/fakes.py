@@ -24,6 +24,10 @@ class CharacterTokenizer:
         return "".join(CHARACTERS[token] for token in token_ids)
 
 
+def _reply(replica_id: str, results: tuple[Any, ...]) -> Reply[Any]:
+    return Reply(replica_id=replica_id, compute_s=0.0, num_steps=1, num_tokens=1, results=results)
+
+
 class LocalWorkers:
     """A WorkerClient whose replicas are real workers in this process, and mortal."""
 
@@ -82,7 +86,7 @@ class LocalWorkers:
             raise WorkerLostError(f"no answer in {timeout_s} s") from None
         if replica_id not in self.replicas:
             raise WorkerLostError(f"{replica_id} died")
-        return Reply(replica_id=replica_id, compute_s=0.0, results=results)
+        return _reply(replica_id, results)
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
         if replica_id in self.replicas:
@@ -107,7 +111,7 @@ class ScriptedDrafter:
             ProposeResult(seq_id=request.seq_id, draft_tokens=tuple(self._draft(request)))
             for request in batch
         )
-        return Reply(replica_id=replica_id or "scripted", compute_s=0.0, results=results)
+        return _reply(replica_id or "scripted", results)
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
         self.released += seq_ids

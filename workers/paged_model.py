@@ -56,6 +56,7 @@ class PagedModel:
         self._block_size = options.block_size
         self._layers = model.make_cache(num_blocks, options.block_size)
         self.sequences = SequenceTable(BlockAllocator(num_blocks, options.block_size))
+        self.num_tokens_run = 0
         self._forward: Callable[[StepInputs], Tensor] = model.forward
 
     def start_compiling(self) -> threading.Thread:
@@ -109,6 +110,7 @@ class PagedModel:
             self._layers, chunks, tokens, logit_rows, block_size=self._block_size
         )
         logits = self._forward(inputs)
+        self.num_tokens_run += len(tokens)
         for run in runs:
             run.sequence.tokens += run.tokens
         return logits

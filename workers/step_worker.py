@@ -50,6 +50,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return self._paged.sequences.allocator.num_used
 
     @property
+    def num_tokens_run(self) -> int:
+        """Since the start."""
+        return self._paged.num_tokens_run
+
+    @property
     def num_waiting(self) -> int:
         """Requests accepted and not answered."""
         return len(self._backlog)

@@ -153,4 +153,8 @@ class Reply(Generic[ResultT]):
     """Who answered, so that the caller can come back to the same cache."""
     compute_s: float
     """Of the call's time, what the worker spent in steps."""
+    num_steps: int
+    """Steps that ended during the call, whomever they served."""
+    num_tokens: int
+    """Tokens run in those steps."""
     results: tuple[ResultT, ...]

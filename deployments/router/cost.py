@@ -1,73 +1,146 @@
-"""What a round costs, fitted to the rounds that were. Pure."""
+"""What a round costs, learnt from the rounds that were. Pure."""
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-MEMORY = 80.0
-"""After how many rounds the past has lost 63 % of its weight."""
+KNOTS: tuple[int, ...] = (
+    *range(1, 17),
+    *range(20, 65, 4),
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    256,
+    512,
+    1024,
+    4096,
+)
+LOCAL_RATE = 0.03
+"""Of an error, the share that a knot takes over once it has been seen often."""
+COMMON_RATE = 0.15
+"""The share that all knots take over: the machine has become faster or slower as a whole."""
+WELL_KNOWN = 5.0
+"""Observations of a knot after which its errors say something of the others."""
+LONGEST_PAUSE = 3.0
+"""A cost this many times the expected is a pause of the machine, no property of the amount."""
 
 
 @dataclass(slots=True)
-class LinearCost:
-    """Seconds as base + slope * amount, by least squares with forgetting.
+class _Knot:
+    amount: int
+    cost_s: float
+    num_seen: float = 0.0
+    """Observations here; one between two knots counts for both in part."""
 
-    While all amounts are alike their slope cannot be seen; a guess stands in, which the first
-    differing amounts outweigh. Neither part is ever below zero.
+
+@dataclass(slots=True)
+class CostCurve:
+    """Seconds by amount: straight between knots, and never falling.
+
+    One straight line would not do, since steps cost by steps: matrix kernels work in blocks of
+    eight, and what memory limits is limited by arithmetic beyond some batch. Outside the amounts
+    that were seen, the guess is that one more unit adds `relative_slope` of the cost of one.
     """
 
     relative_slope: float
-    """The guess: the share of the mean cost that one more unit adds."""
-    _weight: float = 0.0
-    _amount: float = 0.0
-    _amount_squared: float = 0.0
-    _cost: float = 0.0
-    _product: float = 0.0
+    _knots: list[_Knot] = field(default_factory=list)
+    _fitted_s: list[float] = field(default_factory=list)
+    """The knots' costs, those that would fall averaged."""
 
     @property
     def is_known(self) -> bool:
-        return self._weight >= 1.0
+        return bool(self._knots)
 
-    def observe(self, amount: float, cost_s: float) -> None:
-        if self.is_known:
-            # a pause of the machine is no property of the amount
-            cost_s = min(cost_s, 3.0 * self(amount))
-        decay = 1.0 - 1.0 / MEMORY
-        self._weight = self._weight * decay + 1.0
-        self._amount = self._amount * decay + amount
-        self._amount_squared = self._amount_squared * decay + amount * amount
-        self._cost = self._cost * decay + cost_s
-        self._product = self._product * decay + amount * cost_s
+    def observe(self, amount: int, cost_s: float) -> None:
+        if not self._knots:
+            self._knots.append(_Knot(amount=_below(amount), cost_s=cost_s))
+            self._fitted_s = [cost_s]
+        new = {_below(amount), _above(amount)} - {knot.amount for knot in self._knots}
+        self._knots += [_Knot(amount=of_grid, cost_s=self(of_grid)) for of_grid in new]
+        self._knots.sort(key=lambda knot: knot.amount)
+        expected_s = self._raw(amount)
+        error = min(cost_s, LONGEST_PAUSE * expected_s) - expected_s
+        self._learn(amount, error, expected_s)
+        self._fitted_s = _never_falling(
+            [knot.cost_s for knot in self._knots], [knot.num_seen + 0.01 for knot in self._knots]
+        )
 
-    def __call__(self, amount: float) -> float:
-        mean_amount, mean_cost = self._amount / self._weight, self._cost / self._weight
-        variance = self._amount_squared / self._weight - mean_amount**2
-        covariance = self._product / self._weight - mean_amount * mean_cost
-        ridge = 0.05
-        slope = (covariance + ridge * self.relative_slope * mean_cost) / (variance + ridge)
-        slope = min(max(slope, 0.0), mean_cost / mean_amount if mean_amount else slope)
-        return mean_cost + slope * (amount - mean_amount)
+    def __call__(self, amount: int) -> float:
+        """Seconds; 0 never, once anything is known."""
+        return self._interpolate(amount, self._fitted_s)
+
+    def _learn(self, amount: int, error: float, expected_s: float) -> None:
+        low, high = _below(amount), _above(amount)
+        share = (amount - low) / (high - low) if high > low else 0.0
+        shares = {low: 1.0 - share, high: share} if share else {low: 1.0}
+        beside = [knot for knot in self._knots if knot.amount in shares]
+        if min(knot.num_seen for knot in beside) >= WELL_KNOWN:
+            for knot in self._knots:
+                knot.cost_s *= 1.0 + COMMON_RATE * error / expected_s
+        norm = sum(share * share for share in shares.values())
+        for knot in beside:
+            share = shares[knot.amount]
+            knot.num_seen += share
+            rate = max(LOCAL_RATE, share / knot.num_seen)
+            knot.cost_s += rate * error * share / norm
+
+    def _raw(self, amount: int) -> float:
+        return self._interpolate(amount, [knot.cost_s for knot in self._knots])
+
+    def _interpolate(self, amount: int, costs_s: Sequence[float]) -> float:
+        amounts = [knot.amount for knot in self._knots]
+        upper = bisect_right(amounts, amount)
+        if upper == 0 or upper == len(amounts):
+            edge = min(upper, len(amounts) - 1)
+            return costs_s[edge] * self._guess(amount) / self._guess(amounts[edge])
+        low, high = amounts[upper - 1], amounts[upper]
+        share = (amount - low) / (high - low)
+        return costs_s[upper - 1] * (1.0 - share) + costs_s[upper] * share
+
+    def _guess(self, amount: int) -> float:
+        return 1.0 + self.relative_slope * (amount - 1)
+
+
+def _below(amount: int) -> int:
+    """The last knot of the grid that is no greater; the first, if there is none."""
+    return KNOTS[max(bisect_right(KNOTS, amount) - 1, 0)]
+
+
+def _above(amount: int) -> int:
+    """The first knot that is no smaller; the last, if there is none."""
+    return KNOTS[min(bisect_left(KNOTS, amount), len(KNOTS) - 1)]
+
+
+def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls: neighbours that do are averaged (isotonic regression
+    by pooling adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, weight in zip(values, weights, strict=True):
+        mean, num_members = value, 1
+        while pools and pools[-1][0] > mean:
+            before, before_weight, before_members = pools.pop()
+            mean = (mean * weight + before * before_weight) / (weight + before_weight)
+            weight, num_members = weight + before_weight, num_members + before_members
+        pools.append((mean, weight, num_members))
+    return [mean for mean, _, num_members in pools for _ in range(num_members)]
 
 
 @dataclass(slots=True)
 class RoundCost:
     """A round drafts up to its longest draft, then verifies all its tokens."""
 
-    _draft: LinearCost = field(default_factory=lambda: LinearCost(relative_slope=0.2))
-    _verify: LinearCost = field(default_factory=lambda: LinearCost(relative_slope=0.02))
+    draft: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.2))
+    """By the longest draft."""
+    verify: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.02))
+    """By the tokens that the target runs, drafts included."""
 
     @property
     def is_known(self) -> bool:
-        return self._draft.is_known and self._verify.is_known
+        return self.draft.is_known and self.verify.is_known
 
-    def observe(
-        self, *, longest_draft: int, num_tokens: int, draft_s: float, verify_s: float
-    ) -> None:
-        """`num_tokens`: run by the target, drafts included."""
-        if longest_draft > 0:
-            self._draft.observe(longest_draft, draft_s)
-        self._verify.observe(num_tokens, verify_s)
-
-    def draft_s(self, longest_draft: int) -> float:
-        return self._draft(longest_draft) if longest_draft else 0.0
-
-    def verify_s(self, num_tokens: int) -> float:
-        return self._verify(num_tokens)
+    def round_s(self, *, longest_draft: int, num_tokens: int) -> float:
+        draft_s = self.draft(longest_draft) if longest_draft else 0.0
+        return draft_s + self.verify(num_tokens)

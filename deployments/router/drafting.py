@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from deployments.router.sequence import Sequence as LiveSequence
@@ -18,6 +19,21 @@ CATCH_UP_TIMEOUT_S = 60.0
 
 DraftClient = WorkerClient[ProposeRequest, ProposeResult]
 Drafts = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """What drafters brought."""
+
+    drafts: Drafts
+    """By sequence id."""
+    compute_s: float
+    """What a drafter spent in steps, of several the one that took longest."""
+    is_typical: bool
+    """Whether they did nothing but draft."""
+
+
+NOTHING = Proposed(drafts={}, compute_s=0.0, is_typical=False)
 
 
 class Drafting:
@@ -51,22 +67,22 @@ class Drafting:
                 self._catch_up(sequence)
         return ready
 
-    async def propose(self, ready: Sequence[tuple[LiveSequence, int]]) -> tuple[Drafts, float]:
-        """Drafts by sequence id, at most as many as asked for; fewer or none are fine.
-
-        Also returns the seconds a drafter spent in steps, of the one that took longest.
-        """
+    async def propose(self, ready: Sequence[tuple[LiveSequence, int]]) -> Proposed:
+        """At most as many drafts as asked for; fewer or none are fine."""
         by_replica = sorted(ready, key=lambda pair: pair[0].draft.replica_id or "")
         calls = [
             self._propose_on(replica_id, list(group))
             for replica_id, group in groupby(by_replica, key=lambda pair: pair[0].draft.replica_id)
         ]
+        proposed = await asyncio.gather(*calls)
         drafts: Drafts = {}
-        compute_s = 0.0
-        for replica_drafts, replica_s in await asyncio.gather(*calls):
-            drafts.update(replica_drafts)
-            compute_s = max(compute_s, replica_s)
-        return drafts, compute_s
+        for of_replica in proposed:
+            drafts.update(of_replica.drafts)
+        return Proposed(
+            drafts=drafts,
+            compute_s=max(of_replica.compute_s for of_replica in proposed),
+            is_typical=all(of_replica.is_typical for of_replica in proposed),
+        )
 
     def close(self) -> None:
         for task in self._catching_up.values():
@@ -84,7 +100,7 @@ class Drafting:
 
     async def _propose_on(
         self, replica_id: str | None, wanted: Sequence[tuple[LiveSequence, int]]
-    ) -> tuple[Drafts, float]:
+    ) -> Proposed:
         batch = [_request(sequence, gamma) for sequence, gamma in wanted]
         try:
             reply = await self._client.call(replica_id, batch, timeout_s=self._timeout_s)
@@ -92,13 +108,18 @@ class Drafting:
             logger.warning("a round goes on without drafts: %s", error)
             for sequence, _ in wanted:
                 sequence.draft.forget()
-            return {}, 0.0
+            return NOTHING
         drafts = {
             request.seq_id: result.draft_tokens
             for (sequence, _), request, result in zip(wanted, batch, reply.results, strict=True)
             if _note(sequence, request, result, reply.replica_id)
         }
-        return drafts, reply.compute_s
+        num_own = sum(len(request.new_tokens) + request.k for request in batch)
+        return Proposed(
+            drafts=drafts,
+            compute_s=reply.compute_s,
+            is_typical=reply.num_steps == 1 and reply.num_tokens <= num_own,
+        )
 
     def _catch_up(self, sequence: LiveSequence) -> None:
         if sequence.seq_id not in self._catching_up:

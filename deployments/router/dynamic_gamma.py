@@ -5,29 +5,42 @@ Every round maximises expected tokens per second over the whole batch,
     sum_i (1 + sum_{j <= k_i} P(the first j drafts of i are accepted)) / (draft(max k) + verify(n)),
 
 where n counts the tokens to verify. For a given longest draft, verifying costs the same for every
-token, so tokens are taken by their probability of being accepted, until the next one pays less than
-the round's average.
+token, so tokens are taken by their probability of being accepted, as many as give the best rate: a
+step in the costs may hide behind one that does not pay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.cost import RoundCost
-from deployments.router.gamma import Candidate, FixedGamma, GammaController, ObservedRound
+from deployments.router.gamma import (
+    Candidate,
+    Decision,
+    FixedGamma,
+    GammaController,
+    ObservedRound,
+    Reason,
+)
 
-FIRST_GAMMA = 4
-"""Until costs have been measured."""
+FIRST_GAMMAS = (4, 0, 1, 2)
+"""Of the first rounds, to see what costs what."""
 IDLE_OPTIMISM = 1.0
 """Standard deviations that drafting is given the benefit of while nothing is drafted, since nothing
 is learnt then."""
-PROBE_COST = 0.02
+PROBE_COST = 0.01
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48
 """Rounds between probes, within which the cost decides."""
-VARY_EVERY = 20
-"""Rounds after which one drafts half as far: were all rounds alike, nobody would learn what a token
-costs."""
+VARY_EVERY = 15
+"""Rounds after which one drafts less far than seems best, or farther: were all rounds alike, nobody
+would learn what a token costs."""
+VARIATIONS: tuple[Callable[[int], int], ...] = (
+    lambda gamma: gamma // 2,
+    lambda gamma: gamma + 1,
+    lambda gamma: gamma + 2,
+)
+"""Taken in turn."""
 LONGEST_PROBE = 12
 """Rounds of a probe: until the drafter has caught up, and as long as everything is accepted."""
 
@@ -43,6 +56,8 @@ class DynamicGamma:
     def __init__(self) -> None:
         self._acceptance = AcceptanceEstimator()
         self._cost = RoundCost()
+        self._num_first = 0
+        """Of the first gammas, those that were measured."""
         self._num_rounds = 0
         self._is_idle = False
         """Whether nothing was worth drafting in the last round."""
@@ -52,29 +67,38 @@ class DynamicGamma:
         """The sequence that is drafted all the same, by one token, to see whether it would pay."""
         self._probe_age = 0
 
-    def choose(self, candidates: Sequence[Candidate]) -> list[int]:
-        if not self._cost.is_known:
-            return [min(FIRST_GAMMA, candidate.max_gamma) for candidate in candidates]
+    def choose(self, candidates: Sequence[Candidate]) -> Decision:
+        if not self._cost.is_known or self._num_first < len(FIRST_GAMMAS):
+            gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
+            first = [min(gamma, candidate.max_gamma) for candidate in candidates]
+            return Decision(gammas=first, reason=Reason.FIRST)
         gammas = self._best(candidates)
         self._is_idle = not any(gammas)
         if self._is_idle:
-            return self._with_probe(candidates)
+            gammas = self._with_probe(candidates)
+            return Decision(gammas=gammas, reason=Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
         self._num_rounds += 1
-        is_varied = self._num_rounds % VARY_EVERY == 0
-        return [gamma // 2 for gamma in gammas] if is_varied else gammas
+        turn, rounds_since = divmod(self._num_rounds, VARY_EVERY)
+        if rounds_since == 0:
+            vary = VARIATIONS[turn % len(VARIATIONS)]
+            varied = [
+                min(vary(gamma), candidate.max_gamma) if gamma else 0
+                for gamma, candidate in zip(gammas, candidates, strict=True)
+            ]
+            return Decision(gammas=varied, reason=Reason.VARIED)
+        return Decision(gammas=gammas, reason=Reason.BEST)
 
     def observe(self, observed: ObservedRound) -> None:
         for outcome in observed.outcomes:
             self._acceptance.observe(outcome)
             if outcome.seq_id == self._probe and outcome.num_accepted < outcome.num_draft_tokens:
                 self._probe = None
-        if not observed.is_prefill:
-            self._cost.observe(
-                longest_draft=observed.longest_draft,
-                num_tokens=observed.num_tokens,
-                draft_s=observed.draft_s,
-                verify_s=observed.verify_s,
-            )
+        if observed.longest_draft > 0 and observed.is_draft_typical:
+            self._cost.draft.observe(observed.longest_draft, observed.draft_s)
+        if observed.is_verify_typical:
+            is_drafted = observed.longest_draft > 0
+            self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
+            self._cost.verify.observe(observed.num_tokens, observed.verify_s)
 
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)
@@ -93,7 +117,7 @@ class DynamicGamma:
             key=lambda token: (-token[0], token[2]),
         )
         best = [0] * len(candidates)
-        best_rate = len(candidates) / self._cost.verify_s(len(candidates))
+        best_rate = len(candidates) / self._cost.verify(len(candidates))
         for longest in range(1, max((len(s) for s in survival), default=0) + 1):
             gammas, rate = self._best_up_to(longest, tokens, len(candidates))
             if rate > best_rate:
@@ -107,17 +131,16 @@ class DynamicGamma:
         in tokens per second."""
         gammas = [0] * num_sequences
         expected, num_tokens = float(num_sequences), num_sequences
-        draft_s = self._cost.draft_s(longest)
-        rate = expected / (draft_s + self._cost.verify_s(num_tokens))
+        best, best_rate = gammas.copy(), 0.0
         for probability, index, position in tokens:
             if position >= longest:
                 continue
-            next_rate = (expected + probability) / (draft_s + self._cost.verify_s(num_tokens + 1))
-            if next_rate <= rate:
-                break
-            expected, num_tokens, rate = expected + probability, num_tokens + 1, next_rate
+            expected, num_tokens = expected + probability, num_tokens + 1
             gammas[index] = position + 1  # probabilities fall with the position
-        return gammas, rate
+            rate = expected / self._cost.round_s(longest_draft=longest, num_tokens=num_tokens)
+            if rate > best_rate:
+                best, best_rate = gammas.copy(), rate
+        return best, best_rate
 
     def _with_probe(self, candidates: Sequence[Candidate]) -> list[int]:
         """No drafts, but for one token of one sequence now and then."""
@@ -143,6 +166,7 @@ class DynamicGamma:
 
     def _pause_between_probes(self, num_sequences: int) -> float:
         """Rounds after which a probe that brings nothing has cost PROBE_COST of the time."""
-        plain_s = self._cost.verify_s(num_sequences)
-        extra_s = self._cost.draft_s(1) + self._cost.verify_s(num_sequences + 1) - plain_s
+        plain_s = self._cost.verify(num_sequences)
+        probe_s = self._cost.round_s(longest_draft=1, num_tokens=num_sequences + 1)
+        extra_s = probe_s - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)

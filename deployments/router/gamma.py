@@ -6,6 +6,7 @@ afterwards what became of the drafts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 
@@ -37,17 +38,42 @@ class ObservedRound:
     longest_draft: int
     """That drafters were asked for; they may have brought less, or nothing in time."""
     num_tokens: int
-    """Run by the target, drafts included."""
-    is_prefill: bool
-    """Whether a sequence without its cache was verified."""
+    """Run by the target in the steps of the round, drafts and other callers' tokens included."""
+    is_draft_typical: bool
+    """Whether the drafters did nothing else meanwhile, such as catching up on a prompt."""
+    is_verify_typical: bool
+    """Whether the round was one step of the target, that had not to wait for another."""
     draft_s: float
     """The way to the drafters and back included."""
     verify_s: float
 
 
+class Reason(StrEnum):
+    """Why a round drafts as far as it does."""
+
+    FIXED = "fixed"
+    FIRST = "first"
+    """Nothing has been measured yet."""
+    BEST = "best"
+    """The most tokens per second are expected of it."""
+    VARIED = "varied"
+    """Shorter than the best, to learn what a token costs."""
+    NOT_WORTH = "not_worth"
+    """Drafts would cost more than they bring."""
+    PROBE = "probe"
+    """As before, but one token is drafted to see whether it would pay by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    gammas: list[int]
+    """The draft length of each candidate, in their order."""
+    reason: Reason
+
+
 class GammaController(Protocol):
-    def choose(self, candidates: Sequence[Candidate]) -> list[int]:
-        """The draft length of each candidate for this round."""
+    def choose(self, candidates: Sequence[Candidate]) -> Decision:
+        """The draft lengths of this round."""
         ...
 
     def observe(self, observed: ObservedRound) -> None:
@@ -65,8 +91,9 @@ class FixedGamma:
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
 
-    def choose(self, candidates: Sequence[Candidate]) -> list[int]:
-        return [min(self._gamma, candidate.max_gamma) for candidate in candidates]
+    def choose(self, candidates: Sequence[Candidate]) -> Decision:
+        gammas = [min(self._gamma, candidate.max_gamma) for candidate in candidates]
+        return Decision(gammas=gammas, reason=Reason.FIXED)
 
     def observe(self, observed: ObservedRound) -> None:
         """Nothing to learn."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.router.drafting import DraftClient, Drafting, Drafts
-from deployments.router.gamma import Candidate, GammaController
+from deployments.router.gamma import Candidate, GammaController, Reason
 from deployments.router.round import (
     RoundObserver,
     RoundRecord,
@@ -65,7 +65,9 @@ class _Live:
 
 @dataclass(slots=True)
 class _Timing:
+    reason: Reason = Reason.FIXED
     longest_draft: int = 0
+    is_draft_typical: bool = False
     draft_s: float = 0.0
     verify_s: float = 0.0
     draft_compute_s: float = 0.0
@@ -216,7 +218,10 @@ class RoundLoop:
         record = RoundRecord(
             outcomes=tuple(outcomes),
             longest_draft=timing.longest_draft,
-            num_tokens=sum(len(r.new_tokens) + len(r.draft_tokens) for r in batch),
+            num_tokens=reply.num_tokens,
+            is_draft_typical=timing.is_draft_typical,
+            is_verify_typical=reply.num_steps == 1,
+            reason=timing.reason,
             is_prefill=any(is_prefill(request) for request in batch),
             num_sequences=len(members),
             num_live=self.num_live,
@@ -235,9 +240,12 @@ class RoundLoop:
             Candidate(seq_id=live.sequence.seq_id, max_gamma=self._most_drafts(live.sequence))
             for live in members
         ]
-        gammas = self.gamma.choose(candidates)
+        decision = self.gamma.choose(candidates)
+        timing.reason = decision.reason
         wanted = [
-            (live.sequence, gamma) for live, gamma in zip(members, gammas, strict=True) if gamma > 0
+            (live.sequence, gamma)
+            for live, gamma in zip(members, decision.gammas, strict=True)
+            if gamma > 0
         ]
         if self._drafting is None:
             return {}
@@ -245,10 +253,12 @@ class RoundLoop:
         if not ready:
             return {}
         started = self._clock()
-        drafts, timing.draft_compute_s = await self._drafting.propose(ready)
+        proposed = await self._drafting.propose(ready)
         timing.draft_s = self._clock() - started
+        timing.draft_compute_s = proposed.compute_s
+        timing.is_draft_typical = proposed.is_typical
         timing.longest_draft = max(gamma for _, gamma in ready)
-        return drafts
+        return proposed.drafts
 
     def _most_drafts(self, sequence: LiveSequence) -> int:
         """A round commits one token more than it accepts, so the last one needs no draft."""

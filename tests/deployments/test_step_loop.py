@@ -68,7 +68,7 @@ async def test_concurrent_calls_share_steps(start_loop: Callable[..., Loop]) -> 
         [f"{i}-{j}" for j in range(3)] for i in range(5)
     ]
     assert len({result.tokens for batch in batches for result in batch}) == 1
-    assert loop.num_steps <= 2
+    assert loop.work.num_steps <= 2
 
 
 async def test_a_bad_request_fails_alone(start_loop: Callable[..., Loop]) -> None:
@@ -161,7 +161,7 @@ async def test_a_call_that_waits_long_is_told_so_and_goes_on_where_it_was(
     loop = start_loop(clock)
     tokens = [3, 4, 5, 6] * 60
     call = asyncio.create_task(loop.run_batch([make_request("long", tokens=tokens)]))
-    while loop.num_steps == 0:
+    while loop.work.num_steps == 0:
         await asyncio.sleep(0.001)
     clock.now = 21.0
     (told,) = await call

@@ -83,7 +83,9 @@ class Replica:
         results = tuple(
             VerifyResult(seq_id=request.seq_id, tokens=request.new_tokens) for request in batch
         )
-        return Reply(replica_id="replica", compute_s=0.25, results=results)
+        return Reply(
+            replica_id="replica", compute_s=0.25, num_steps=1, num_tokens=3, results=results
+        )
 
     async def _release(self, seq_ids: Sequence[str]) -> None:
         self.released += seq_ids
@@ -132,7 +134,10 @@ def test_messages_arrive_as_they_were_sent(request_: VerifyRequest) -> None:
     call = Call(kind="run", call_id=7, batch=(request_,), seq_ids=("a",))
     assert VERIFY.decode_call(VERIFY.encode_call(call)[4:]) == call
     result = VerifyResult(seq_id="s", tokens=request_.new_tokens, needs_tokens_from=0)
-    answer = Answer(call_id=7, reply=Reply(replica_id="r", compute_s=0.1, results=(result,)))
+    answer = Answer(
+        call_id=7,
+        reply=Reply(replica_id="r", compute_s=0.1, num_steps=1, num_tokens=3, results=(result,)),
+    )
     assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[4:]) == answer
 
 
