@@ -113,6 +113,8 @@ class AppArgs(BaseModel):
     """Tokens per block of the KV cache."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """Memory for the target's KV cache; by default a share of what is free."""
+    prefix_caching: Literal["on", "off"] = "on"
+    """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of a target step; by default all cores of its machine."""
     draft_num_threads: int = Field(default=1, ge=1)

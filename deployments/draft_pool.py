@@ -38,6 +38,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
                 # a draft with the shorter context serves until it ends
                 max_model_len=args.max_model_len and min(args.max_model_len, model.max_position),
                 max_num_seqs=args.max_num_seqs,
+                prefix_caching=args.prefix_caching == "on",
             )
             return ModelDrafter(model, cache)
 

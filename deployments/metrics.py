@@ -145,8 +145,33 @@ class WorkerMetrics:
         self._num_used_blocks = Gauge(
             "tandem_kv_cache_used_blocks", "KV blocks in use.", tag_keys=("role",)
         )
+        self._num_prompt_tokens = Counter(
+            "tandem_prefix_cache_num_prompt_tokens",
+            "Tokens of new sequences, looked up in the prefix cache.",
+            tag_keys=("role",),
+        )
+        self._num_prefix_tokens = Counter(
+            "tandem_prefix_cache_num_hit_tokens",
+            "Of those, the tokens found there, which are not run again.",
+            tag_keys=("role",),
+        )
         self._tags = {"role": role}
+        self._counted = (0, 0)
 
-    def observe(self, *, num_sequences: int, num_used_blocks: int) -> None:
+    def observe(
+        self,
+        *,
+        num_sequences: int,
+        num_used_blocks: int,
+        num_prompt_tokens: int,
+        num_prefix_tokens: int,
+    ) -> None:
+        """The last two are counts since the start."""
+        prompt_before, prefix_before = self._counted
+        self._counted = (num_prompt_tokens, num_prefix_tokens)
+        if num_prompt_tokens > prompt_before:
+            self._num_prompt_tokens.inc(num_prompt_tokens - prompt_before, tags=self._tags)
+        if num_prefix_tokens > prefix_before:
+            self._num_prefix_tokens.inc(num_prefix_tokens - prefix_before, tags=self._tags)
         self._num_sequences.set(num_sequences, tags=self._tags)
         self._num_used_blocks.set(num_used_blocks, tags=self._tags)

@@ -37,6 +37,7 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
                 max_model_len=args.max_model_len,
                 max_num_seqs=args.max_num_seqs,
                 kv_cache_gib=args.kv_cache_gib,
+                prefix_caching=args.prefix_caching == "on",
             )
             max_batched_tokens = (
                 args.max_num_batched_tokens or MAX_BATCHED_TOKENS[model.device.type]

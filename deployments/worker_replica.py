@@ -127,5 +127,8 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             raise RuntimeError("the worker has failed") from failure
         worker = self._loop.worker
         self._metrics.observe(
-            num_sequences=worker.num_sequences, num_used_blocks=worker.num_used_blocks
+            num_sequences=worker.num_sequences,
+            num_used_blocks=worker.num_used_blocks,
+            num_prompt_tokens=worker.num_prompt_tokens,
+            num_prefix_tokens=worker.num_prefix_tokens,
         )

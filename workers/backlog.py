@@ -63,8 +63,10 @@ class Backlog(Generic[RequestT]):
         if request.base_len > cached_len:
             return cached_len
         sequence, remaining = self._sequences.synchronise(
-            request.seq_id, request.base_len, request.new_tokens
+            request.seq_id, request.base_len, request.new_tokens, salt=request.cache_salt
         )
+        if remaining is None:
+            return sequence.cached_len
         self._items[request.seq_id] = WorkItem(
             request=request, sequence=sequence, remaining=remaining
         )
@@ -81,7 +83,10 @@ class Backlog(Generic[RequestT]):
         return self._items.pop(seq_id, None) is not None
 
     def finish(self, item: WorkItem[RequestT]) -> None:
+        """It has been served: its committed tokens are cached."""
         del self._items[item.sequence.seq_id]
+        committed_len = item.request.base_len + len(item.request.new_tokens)
+        self._sequences.offer_prefix(item.sequence, committed_len)
 
     def release(self, seq_ids: Iterable[str]) -> list[str]:
         """Forget sequences; returns those that had work waiting."""

@@ -1,21 +1,23 @@
 """Who owns which block of the paged KV cache. Bookkeeping only: no tensors.
 
-A block is `block_size` consecutive slots. It is *free* (in the allocator's free list) or *used*
-(reference count >= 1, in the block table of that many sequences). A slot is
-block * block_size + offset.
+A block is `block_size` consecutive slots. It is *used* (reference count >= 1, in the block table of
+that many sequences) or *free*; a free one may be *kept*, for what it holds, until others have run
+out. A slot is block * block_size + offset.
 
 A sequence caches its tokens [0, cached_len). After a commit, cached_len = committed length - 1:
 the newest token has been sampled but not run. Rolling back is not advancing the length.
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workers.errors import KVCacheExhaustedError
+from workers.prefix_cache import PrefixCache
 
 
 class BlockAllocator:
-    """Hands out block ids with reference counts; the lowest free id first."""
+    """Hands out block ids with reference counts; kept blocks last, the longest unused first."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -24,42 +26,66 @@ class BlockAllocator:
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_references = [0] * num_blocks
+        self._kept: set[int] = set()
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Kept blocks without references, the longest unused first."""
+        self.on_reuse: Callable[[int], None] = lambda _: None
+        """Called when a kept block is about to lose its content."""
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take blocks, all or none; raises KVCacheExhaustedError."""
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_free:
             raise KVCacheExhaustedError(
-                f"{num_blocks} blocks wanted, {len(self._free)} of {self.num_blocks} are free"
+                f"{num_blocks} blocks wanted, {self.num_free} of {self.num_blocks} are free"
             )
-        block_ids = [self._free.pop() for _ in range(num_blocks)]
+        block_ids = [
+            self._free.pop() if self._free else self._take_idle() for _ in range(num_blocks)
+        ]
         for block_id in block_ids:
             self._num_references[block_id] = 1
         return block_ids
 
+    def keep(self, block_id: int) -> None:
+        """Once it is free, hand out others first."""
+        assert self._num_references[block_id] > 0, f"block {block_id} is free"
+        self._kept.add(block_id)
+
     def share(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to blocks that are in use."""
+        """Add a reference to blocks that are in use, or kept."""
         for block_id in block_ids:
-            assert self._num_references[block_id] > 0, f"block {block_id} is free"
+            is_idle = block_id in self._idle
+            assert self._num_references[block_id] > 0 or is_idle, f"block {block_id} is free"
             self._num_references[block_id] += 1
+            self._idle.pop(block_id, None)
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Drop a reference; a block without one is free again."""
         for block_id in reversed(block_ids):
             assert self._num_references[block_id] > 0, f"block {block_id} is free already"
             self._num_references[block_id] -= 1
-            if self._num_references[block_id] == 0:
+            if self._num_references[block_id] > 0:
+                continue
+            if block_id in self._kept:
+                self._idle[block_id] = None
+            else:
                 self._free.append(block_id)
+
+    def _take_idle(self) -> int:
+        block_id, _ = self._idle.popitem(last=False)
+        self._kept.discard(block_id)
+        self.on_reuse(block_id)
+        return block_id
 
     def check_integrity(self, block_tables: Sequence[Sequence[int]]) -> None:
         """Assert that exactly the blocks of `block_tables` are used, each as often as counted."""
@@ -69,7 +95,8 @@ class BlockAllocator:
             for block_id in block_table:
                 expected[block_id] += 1
         assert expected == self._num_references, "reference counts differ from the block tables"
-        free = sorted(self._free)
+        assert self._kept >= set(self._idle), "idle blocks that nobody keeps"
+        free = sorted([*self._free, *self._idle])
         assert free == [b for b in range(self.num_blocks) if expected[b] == 0], "free list is wrong"
 
 
@@ -83,6 +110,9 @@ class CachedSequence:
     tokens: list[int] = field(default_factory=list)
     """The tokens whose keys and values are cached, in order."""
     block_table: list[int] = field(default_factory=list)
+    salt: str = ""
+    keys: list[bytes] = field(default_factory=list)
+    """Of its first blocks, those that others may share."""
 
     @property
     def cached_len(self) -> int:
@@ -92,8 +122,16 @@ class CachedSequence:
 class SequenceTable:
     """All sequences of a worker and the blocks they hold."""
 
-    def __init__(self, allocator: BlockAllocator) -> None:
+    def __init__(self, allocator: BlockAllocator, *, with_prefixes: bool = True) -> None:
+        """`with_prefixes`: whether sequences that begin alike share blocks."""
         self.allocator = allocator
+        self._prefixes = PrefixCache(allocator.block_size) if with_prefixes else None
+        if self._prefixes is not None:
+            allocator.on_reuse = self._prefixes.remove
+        self.num_prompt_tokens = 0
+        """Of new sequences, since the start."""
+        self.num_prefix_tokens = 0
+        """Of those, the tokens that were found in the cache."""
         self._sequences: dict[str, CachedSequence] = {}
         self._num_arrivals = 0
 
@@ -108,27 +146,49 @@ class SequenceTable:
         return sequence.cached_len if sequence else 0
 
     def synchronise(
-        self, seq_id: str, base_len: int, new_tokens: Sequence[int]
-    ) -> tuple[CachedSequence, tuple[int, ...]]:
+        self, seq_id: str, base_len: int, new_tokens: Sequence[int], *, salt: str = ""
+    ) -> tuple[CachedSequence, tuple[int, ...] | None]:
         """Make the cache a prefix of the committed tokens; return what is left to run.
+
+        A new sequence starts with the blocks of others that begin alike, under the same salt.
 
         Whatever the worker ran beyond `base_len` (drafts, a verification whose answer was lost) is
         kept as far as it turned out right. At least the newest token is always left to run, since
-        its logits decide what follows. The caller has made sure that base_len <= cached_len.
+        its logits decide what follows. The caller has made sure that base_len <= cached_len. None
+        is left where that cannot be had: committed tokens have changed within a shared block, so
+        all from the sequence's cached_len on have to be sent.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is None:
-            sequence = CachedSequence(seq_id=seq_id, arrival=self._num_arrivals)
+            sequence = CachedSequence(seq_id=seq_id, arrival=self._num_arrivals, salt=salt)
             self._sequences[seq_id] = sequence
             self._num_arrivals += 1
+            self._start_with_prefix(sequence, new_tokens)
         assert base_len <= sequence.cached_len, f"{base_len=} > {sequence.cached_len}"
         num_matching = 0
         for cached, new in zip(sequence.tokens[base_len:], new_tokens[:-1], strict=False):
             if cached != new:
                 break
             num_matching += 1
-        self.truncate(sequence, base_len + num_matching)
-        return sequence, tuple(new_tokens[num_matching:])
+        length = base_len + num_matching
+        if length < len(sequence.keys) * self.allocator.block_size:
+            length -= length % self.allocator.block_size  # never write to a block others may share
+            del sequence.keys[length // self.allocator.block_size :]
+        self.truncate(sequence, length)
+        return sequence, tuple(new_tokens[length - base_len :]) if length >= base_len else None
+
+    def offer_prefix(self, sequence: CachedSequence, committed_len: int) -> None:
+        """Let others share the full blocks of the first tokens, which will not change any more."""
+        if self._prefixes is None:
+            return
+        size = self.allocator.block_size
+        for index in range(len(sequence.keys), min(committed_len, sequence.cached_len) // size):
+            tokens = sequence.tokens[index * size : (index + 1) * size]
+            before = sequence.keys[-1] if sequence.keys else None
+            key = self._prefixes.key(before, tokens, sequence.salt)
+            sequence.keys.append(key)
+            if self._prefixes.add(key, sequence.block_table[index]):
+                self.allocator.keep(sequence.block_table[index])
 
     def reserve(self, sequence: CachedSequence, length: int) -> None:
         """Have blocks for `length` tokens; raises KVCacheExhaustedError and changes nothing."""
@@ -149,6 +209,17 @@ class SequenceTable:
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
             self.allocator.release(sequence.block_table)
+
+    def _start_with_prefix(self, sequence: CachedSequence, tokens: Sequence[int]) -> None:
+        if self._prefixes is None:
+            return
+        # the newest token is always left to run
+        blocks, keys = self._prefixes.find(tokens[:-1], sequence.salt)
+        self.allocator.share(blocks)
+        sequence.block_table, sequence.keys = blocks, keys
+        sequence.tokens = list(tokens[: len(blocks) * self.allocator.block_size])
+        self.num_prompt_tokens += len(tokens)
+        self.num_prefix_tokens += len(sequence.tokens)
 
     def youngest(self) -> CachedSequence:
         """The sequence that arrived last among those that hold blocks."""

@@ -34,6 +34,8 @@ class CacheOptions:
     """Sequences that should fit at full length, if memory allows."""
     kv_cache_gib: float | None = None
     """By default a fraction of the memory that is free once the model is loaded."""
+    prefix_caching: bool = True
+    """Whether sequences that begin alike share cache blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,9 @@ class PagedModel:
         self.max_model_len, num_blocks = _size_cache(model, options)
         self._block_size = options.block_size
         self._layers = model.make_cache(num_blocks, options.block_size)
-        self.sequences = SequenceTable(BlockAllocator(num_blocks, options.block_size))
+        self.sequences = SequenceTable(
+            BlockAllocator(num_blocks, options.block_size), with_prefixes=options.prefix_caching
+        )
         self.num_tokens_run = 0
         self._forward: Callable[[StepInputs], Tensor] = model.forward
 

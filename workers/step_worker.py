@@ -50,6 +50,16 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return self._paged.sequences.allocator.num_used
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Of new sequences, since the start."""
+        return self._paged.sequences.num_prompt_tokens
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Of those, the tokens that were in the cache already."""
+        return self._paged.sequences.num_prefix_tokens
+
+    @property
     def num_tokens_run(self) -> int:
         """Since the start."""
         return self._paged.num_tokens_run

@@ -64,6 +64,8 @@ class VerifyRequest:
     """The first `prompt_len` tokens are the prompt; penalties on the output start after them."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
+    cache_salt: str = ""
+    """Prompts share cached prefixes with those of the same salt only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class ProposeRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """The drafter guesses best when it samples by the target's rule, with the target's noise."""
     seed: int = 0
+    cache_salt: str = ""
+    """Prompts share cached prefixes with those of the same salt only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,8 @@ class WorkRequest(Protocol):
     def base_len(self) -> int: ...
     @property
     def new_tokens(self) -> tuple[int, ...]: ...
+    @property
+    def cache_salt(self) -> str: ...
 
 
 class WorkResult(Protocol):

@@ -17,6 +17,8 @@ class Load:
     max_tokens: int
     temperature: float
     concurrency: int
+    cache_salt: str
+    """A new one for each load, or its prompts would be in the prefix cache already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ async def _stream(
         "temperature": load.temperature,
         "seed": seed,
         "ignore_eos": True,
+        "cache_salt": load.cache_salt,
         "stream": True,
         "stream_options": {"include_usage": True},
     }

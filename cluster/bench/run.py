@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
+from uuid import uuid4
 
 from tqdm import tqdm
 
@@ -153,6 +154,7 @@ def _measure(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         concurrency=concurrency,
+        cache_salt=uuid4().hex,
     )
     result = asyncio.run(run_load(server.url, MODEL_NAME, load))
     return _Sample(load=result, statistics=server.take_statistics())

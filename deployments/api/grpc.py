@@ -30,6 +30,7 @@ _OPTIONAL_FIELDS = (
     "frequency_penalty",
     "seed",
     "ignore_eos",
+    "cache_salt",
 )
 
 

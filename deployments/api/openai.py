@@ -22,7 +22,8 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """`POST /v1/completions`. Beyond OpenAI's: top_k, min_p, repetition_penalty, ignore_eos."""
+    """`POST /v1/completions`. Beyond OpenAI's: top_k, min_p, repetition_penalty, ignore_eos,
+    cache_salt."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -46,6 +47,8 @@ class CompletionRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    cache_salt: str = Field(default="", max_length=256)
+    """Prompts share cached prefixes with those of the same salt only."""
     user: str | None = None
 
     # Fields of OpenAI's that are not served; clients send their defaults.

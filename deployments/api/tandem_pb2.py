@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64\x65ployments/api/tandem.proto\x12\ttandem.v1\"\xf5\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\x0c \x03(\x0b\x32).tandem.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\r \x01(\x03H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\x17\n\nignore_eos\x18\x0f \x01(\x08H\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eos\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x86\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.tandem.v1.Usage\"\x83\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12$\n\x05usage\x18\x05 \x01(\x0b\x32\x10.tandem.v1.UsageH\x00\x88\x01\x01\x42\x08\n\x06_usage\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\x05\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\x05\x32\x9b\x01\n\nGeneration\x12\x43\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse\x12H\n\x0eGenerateStream\x12\x1a.tandem.v1.GenerateRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64\x65ployments/api/tandem.proto\x12\ttandem.v1\"\x9d\x05\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x07 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\n \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12=\n\nlogit_bias\x18\x0c \x03(\x0b\x32).tandem.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\r \x01(\x03H\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\x17\n\nignore_eos\x18\x0f \x01(\x08H\n\x88\x01\x01\x12\x17\n\ncache_salt\x18\x10 \x01(\tH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\r\n\x0b_cache_salt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x86\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.tandem.v1.Usage\"\x83\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12$\n\x05usage\x18\x05 \x01(\x0b\x32\x10.tandem.v1.UsageH\x00\x88\x01\x01\x42\x08\n\x06_usage\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\x05\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\x05\x32\x9b\x01\n\nGeneration\x12\x43\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse\x12H\n\x0eGenerateStream\x12\x1a.tandem.v1.GenerateRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=44
-  _globals['_GENERATEREQUEST']._serialized_end=673
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=464
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=512
-  _globals['_TOKENIDS']._serialized_start=675
-  _globals['_TOKENIDS']._serialized_end=698
-  _globals['_GENERATERESPONSE']._serialized_start=701
-  _globals['_GENERATERESPONSE']._serialized_end=835
-  _globals['_GENERATECHUNK']._serialized_start=838
-  _globals['_GENERATECHUNK']._serialized_end=969
-  _globals['_USAGE']._serialized_start=972
-  _globals['_USAGE']._serialized_end=1101
-  _globals['_GENERATION']._serialized_start=1104
-  _globals['_GENERATION']._serialized_end=1259
+  _globals['_GENERATEREQUEST']._serialized_end=713
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=489
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=537
+  _globals['_TOKENIDS']._serialized_start=715
+  _globals['_TOKENIDS']._serialized_end=738
+  _globals['_GENERATERESPONSE']._serialized_start=741
+  _globals['_GENERATERESPONSE']._serialized_end=875
+  _globals['_GENERATECHUNK']._serialized_start=878
+  _globals['_GENERATECHUNK']._serialized_end=1009
+  _globals['_USAGE']._serialized_start=1012
+  _globals['_USAGE']._serialized_end=1141
+  _globals['_GENERATION']._serialized_start=1144
+  _globals['_GENERATION']._serialized_end=1299
 # @@protoc_insertion_point(module_scope)

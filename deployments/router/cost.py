@@ -140,7 +140,3 @@ class RoundCost:
     @property
     def is_known(self) -> bool:
         return self.draft.is_known and self.verify.is_known
-
-    def round_s(self, *, longest_draft: int, num_tokens: int) -> float:
-        draft_s = self.draft(longest_draft) if longest_draft else 0.0
-        return draft_s + self.verify(num_tokens)

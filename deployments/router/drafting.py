@@ -153,6 +153,7 @@ def _request(sequence: LiveSequence, gamma: int) -> ProposeRequest:
         prompt_len=sequence.prompt_len,
         sampling=sequence.params.sampling,
         seed=sequence.params.seed,
+        cache_salt=sequence.params.cache_salt,
     )
 
 

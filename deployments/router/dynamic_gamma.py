@@ -116,31 +116,23 @@ class DynamicGamma:
             ),
             key=lambda token: (-token[0], token[2]),
         )
-        best = [0] * len(candidates)
-        best_rate = len(candidates) / self._cost.verify(len(candidates))
+        num_sequences = len(candidates)
+        verify_s = [self._cost.verify(num_sequences + n) for n in range(len(tokens) + 1)]
+        best = [0] * num_sequences
+        best_rate = num_sequences / verify_s[0]
         for longest in range(1, max((len(s) for s in survival), default=0) + 1):
-            gammas, rate = self._best_up_to(longest, tokens, len(candidates))
-            if rate > best_rate:
-                best, best_rate = gammas, rate
+            draft_s = self._cost.draft(longest)
+            gammas = [0] * num_sequences
+            expected, num_tokens = float(num_sequences), 0
+            for probability, index, position in tokens:
+                if position >= longest:
+                    continue
+                expected, num_tokens = expected + probability, num_tokens + 1
+                gammas[index] = position + 1  # probabilities fall with the position
+                rate = expected / (draft_s + verify_s[num_tokens])
+                if rate > best_rate:
+                    best, best_rate = gammas.copy(), rate
         return best
-
-    def _best_up_to(
-        self, longest: int, tokens: Sequence[tuple[float, int, int]], num_sequences: int
-    ) -> tuple[list[int], float]:
-        """The gammas of the highest rate when the longest draft has `longest` tokens, and that rate
-        in tokens per second."""
-        gammas = [0] * num_sequences
-        expected, num_tokens = float(num_sequences), num_sequences
-        best, best_rate = gammas.copy(), 0.0
-        for probability, index, position in tokens:
-            if position >= longest:
-                continue
-            expected, num_tokens = expected + probability, num_tokens + 1
-            gammas[index] = position + 1  # probabilities fall with the position
-            rate = expected / self._cost.round_s(longest_draft=longest, num_tokens=num_tokens)
-            if rate > best_rate:
-                best, best_rate = gammas.copy(), rate
-        return best, best_rate
 
     def _with_probe(self, candidates: Sequence[Candidate]) -> list[int]:
         """No drafts, but for one token of one sequence now and then."""
@@ -167,6 +159,5 @@ class DynamicGamma:
     def _pause_between_probes(self, num_sequences: int) -> float:
         """Rounds after which a probe that brings nothing has cost PROBE_COST of the time."""
         plain_s = self._cost.verify(num_sequences)
-        probe_s = self._cost.round_s(longest_draft=1, num_tokens=num_sequences + 1)
-        extra_s = probe_s - plain_s
+        extra_s = self._cost.draft(1) + self._cost.verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)

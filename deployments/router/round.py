@@ -52,6 +52,7 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
         prompt_len=sequence.prompt_len,
         sampling=sequence.params.sampling,
         seed=sequence.params.seed,
+        cache_salt=sequence.params.cache_salt,
     )
 
 

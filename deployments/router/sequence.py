@@ -26,6 +26,7 @@ class GenerationParams:
     seed: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

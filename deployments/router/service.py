@@ -178,6 +178,7 @@ class GenerationService:
                 seed=seed + index,
                 stop=tuple(request.stop),
                 ignore_eos=request.ignore_eos,
+                cache_salt=request.cache_salt,
             )
             for prompt in prompts
             for index in range(request.n)

@@ -1,6 +1,7 @@
 """The block allocator and the sequence table, as a random walk with its integrity checked."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -92,33 +93,117 @@ def test_truncate_then_grow_gives_a_table_of_the_same_length() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_random_walk_keeps_integrity(seed: int) -> None:
     rng = random.Random(seed)
-    table = SequenceTable(BlockAllocator(num_blocks=20, block_size=3))
-    lengths: dict[str, int] = {}
+    allocator = BlockAllocator(num_blocks=20, block_size=3)
+    table = SequenceTable(allocator)
+    written: dict[int, int] = {}
+    """What a cache would hold: the token in each slot."""
     num_exhausted = 0
-    for _ in range(2000):
+    for _ in range(3000):
         seq_id = f"s{rng.randrange(8)}"
         action = rng.choice(["grow", "grow", "rollback", "drop"])
+        cached_len = table.cached_len(seq_id)
         if action == "drop":
             table.drop(seq_id)
-            lengths.pop(seq_id, None)
-        elif action == "rollback" and seq_id in lengths:
-            lengths[seq_id] = rng.randrange(lengths[seq_id] + 1)
-            sequence, _ = table.synchronise(seq_id, lengths[seq_id], [-1])
-            assert sequence.cached_len == lengths[seq_id]
+        elif action == "rollback" and cached_len:
+            wanted = rng.randrange(cached_len + 1)
+            sequence, remaining = table.synchronise(seq_id, wanted, [-1])
+            # all but what others may share can be rolled back to the token
+            assert sequence.cached_len == (wanted if remaining else wanted - wanted % 3)
         elif action == "grow":
-            base_len = lengths.get(seq_id, 0)
-            new_tokens = list(range(base_len, base_len + rng.randrange(1, 8)))
-            sequence, remaining = table.synchronise(seq_id, base_len, new_tokens)
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 8))]
+            sequence, remaining = table.synchronise(seq_id, cached_len, tokens)
+            assert remaining
+            length = sequence.cached_len + len(remaining)
             try:
-                table.reserve(sequence, base_len + len(new_tokens))
-                sequence.tokens += remaining
+                table.reserve(sequence, length)
             except KVCacheExhaustedError:
                 num_exhausted += 1
-            lengths[seq_id] = sequence.cached_len
+            else:
+                for position, token in enumerate(remaining, start=sequence.cached_len):
+                    block, offset = divmod(position, 3)
+                    written[sequence.block_table[block] * 3 + offset] = token
+                sequence.tokens += remaining
+                table.offer_prefix(sequence, rng.randrange(length + 1))
         table.check_integrity()
-        assert {s: table.cached_len(s) for s in lengths} == lengths
+        for sequence in table._sequences.values():
+            slots = [sequence.block_table[i // 3] * 3 + i % 3 for i in range(sequence.cached_len)]
+            assert [written[slot] for slot in slots] == sequence.tokens
     assert num_exhausted > 0
-    for seq_id in list(lengths):
+    assert table.num_prefix_tokens > 100
+    for seq_id in list(table._sequences):
         table.drop(seq_id)
     table.check_integrity()
-    assert table.allocator.num_used == 0
+    assert allocator.num_used == 0
+
+
+class TestPrefixes:
+    def make_table(self, num_blocks: int = 8) -> SequenceTable:
+        return SequenceTable(BlockAllocator(num_blocks=num_blocks, block_size=2))
+
+    def run(
+        self, table: SequenceTable, seq_id: str, tokens: Sequence[int], salt: str = ""
+    ) -> tuple[int, ...]:
+        """Cache a text and offer it; returns the tokens that had to be run."""
+        sequence, remaining = table.synchronise(seq_id, 0, tokens, salt=salt)
+        assert remaining is not None
+        table.reserve(sequence, len(tokens))
+        sequence.tokens += remaining
+        table.offer_prefix(sequence, len(tokens))
+        table.check_integrity()
+        return remaining
+
+    def test_what_begins_alike_is_shared(self) -> None:
+        table = self.make_table()
+        assert self.run(table, "a", [1, 2, 3, 4, 5]) == (1, 2, 3, 4, 5)
+        assert self.run(table, "b", [1, 2, 3, 4, 6, 7]) == (6, 7)
+        assert self.run(table, "c", [1, 2, 9]) == (9,)
+        assert self.run(table, "d", [3, 4, 5]) == (3, 4, 5)  # not where it began
+        assert (table.num_prompt_tokens, table.num_prefix_tokens) == (17, 6)
+
+    def test_the_newest_token_is_always_left_to_run(self) -> None:
+        table = self.make_table()
+        self.run(table, "a", [1, 2, 3, 4])
+        assert self.run(table, "b", [1, 2, 3, 4]) == (3, 4)
+
+    def test_nothing_is_shared_across_salts(self) -> None:
+        table = self.make_table()
+        self.run(table, "a", [1, 2, 3], salt="mine")
+        assert self.run(table, "b", [1, 2, 3]) == (1, 2, 3)
+        assert self.run(table, "c", [1, 2, 3], salt="yours") == (1, 2, 3)
+        assert self.run(table, "d", [1, 2, 3], salt="mine") == (3,)
+
+    def test_what_may_still_change_is_not_offered(self) -> None:
+        table = self.make_table()
+        sequence, _ = table.synchronise("a", 0, [1])
+        table.reserve(sequence, 4)
+        sequence.tokens += [1, 2, 3, 4]  # of which three are drafts
+        table.offer_prefix(sequence, 1)
+        assert self.run(table, "b", [1, 2, 3, 4]) == (1, 2, 3, 4)
+
+    def test_a_text_outlives_its_sequence_until_its_room_is_needed(self) -> None:
+        table = self.make_table(num_blocks=4)
+        self.run(table, "a", [1, 2, 3, 4, 5])
+        table.drop("a")
+        assert table.allocator.num_used == 0
+        assert self.run(table, "b", [1, 2, 3, 4, 6]) == (6,)
+        table.drop("b")
+        self.run(table, "c", [7, 8, 9, 10, 11])  # takes the free ones, then the oldest kept one
+        table.drop("c")
+        assert self.run(table, "d", [1, 2, 3, 4, 6]) == (3, 4, 6)
+
+    def test_a_changed_text_never_overwrites_a_shared_block(self) -> None:
+        table = self.make_table()
+        self.run(table, "a", [1, 2, 3, 4, 5])
+        sequence, remaining = table.synchronise("a", 3, [9])
+        assert (sequence.cached_len, remaining) == (2, None)  # send from there, please
+        sequence, remaining = table.synchronise("a", 2, [3, 9])
+        assert remaining == (3, 9)
+        table.reserve(sequence, 4)
+        sequence.tokens += remaining
+        table.check_integrity()
+        assert self.run(table, "b", [1, 2, 3, 4, 6]) == (6,)
+
+    def test_it_can_be_off(self) -> None:
+        table = SequenceTable(BlockAllocator(num_blocks=8, block_size=2), with_prefixes=False)
+        self.run(table, "a", [1, 2, 3])
+        assert self.run(table, "b", [1, 2, 3]) == (1, 2, 3)

@@ -139,6 +139,26 @@ def test_a_lost_cache_is_asked_for_and_changes_nothing(tiny_model: Callable[...,
     assert forgetful == plain
 
 
+def test_a_prompt_that_begins_like_another_runs_only_the_rest(
+    tiny_model: Callable[..., Model],
+) -> None:
+    cold = Target(tiny_model("llama"), CacheOptions(block_size=4, prefix_caching=False))
+    warm = Target(tiny_model("llama"), CacheOptions(block_size=4))
+    generate(warm, make_prompt(5, 41), 5)
+    for end in ([3, 4], [5], [6, 7, 8]):
+        prompt = make_prompt(5, 41) + end
+        run_before = warm.num_tokens_run
+        texts = [
+            generate(target, prompt, 20, seq_id=str(end), drafts=random_drafts(3))
+            for target in (cold, warm)
+        ]
+        assert texts[0] == texts[1]
+        assert warm.num_prefix_tokens > 0
+        assert warm.num_tokens_run - run_before < 20 * 4 + 4
+    assert warm.num_prefix_tokens == 3 * 40
+    assert cold.num_prefix_tokens == 0
+
+
 def test_a_batch_of_many_lengths_equals_one_by_one(tiny_model: Callable[..., Model]) -> None:
     model = tiny_model("mistral")
     prompts = [make_prompt(i, length) for i, length in enumerate([1, 2, 15, 16, 17, 40, 90, 5])]
