@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cluster.bench.compare import compare, format_comparison
+from cluster.bench.texts import KINDS
 from cluster.demo import bundled
 from cluster.demo.grow import GrownSize, grow_to_folder
 from cluster.demo.pair import train_pair
-from workers.errors import TandemError
+from workers.errors import ConfigError, TandemError
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +61,13 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument(
         "subject",
         nargs="?",
-        choices=("app", "engine"),
+        choices=("app", "engine", "exact", "compare"),
         default="app",
         help="app: speculation against plain decoding and transformers, on a live app (default); "
-        "engine: the workers without Ray",
+        "engine: the workers without Ray; exact: where texts differ from plain decoding; "
+        "compare: two reports",
     )
+    bench.add_argument("reports", type=Path, nargs="*", help="the two to compare")
     bench.add_argument("--target", help="by default the bundled target grown to 287M parameters")
     bench.add_argument("--draft", default=bundled.DRAFT_NAME)
     bench.add_argument(
@@ -76,7 +80,8 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument("--concurrencies", type=int, nargs="+", default=[1])
     bench.add_argument("--num-prompts", type=int, default=8)
     bench.add_argument("--max-tokens", type=int, default=128)
-    bench.add_argument("--temperature", type=float, default=0.0)
+    bench.add_argument("--texts", nargs="+", choices=KINDS, default=["easy"])
+    bench.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     bench.add_argument("--repeats", type=int, help="by default 3 of an app, 20 of the engine")
     bench.add_argument(
         "--baselines",
@@ -122,12 +127,46 @@ def _demo_grow(options: argparse.Namespace) -> None:
     logger.info("%s: %.1fM parameters", options.output, num_parameters / 1e6)
 
 
-def _bench(options: argparse.Namespace) -> None:
-    # imported here: the one needs Ray, the other runs where there is none
-    if options.subject == "engine":
-        from cluster.bench import engine
+# Imported where they are used: `app` needs Ray, `engine` and `exact` run where there is none.
 
-        engine_options = engine.EngineOptions(
+
+def _bench(options: argparse.Namespace) -> None:
+    subjects = {
+        "app": _bench_app,
+        "engine": _bench_engine,
+        "exact": _bench_exact,
+        "compare": _bench_compare,
+    }
+    logger.info("%s", subjects[options.subject](options))
+
+
+def _bench_app(options: argparse.Namespace) -> str:
+    from cluster.bench.run import BenchOptions, format_tables, run_bench
+
+    result = run_bench(
+        BenchOptions(
+            target=options.target,
+            draft=options.draft,
+            gammas=tuple(options.gammas),
+            concurrencies=tuple(options.concurrencies),
+            texts=tuple(options.texts),
+            temperatures=tuple(options.temperatures),
+            num_prompts=options.num_prompts,
+            max_tokens=options.max_tokens,
+            repeats=options.repeats or 3,
+            with_baselines=options.baselines,
+            with_compile=options.compile,
+            output=options.output,
+        )
+    )
+    return format_tables(result)
+
+
+def _bench_engine(options: argparse.Namespace) -> str:
+    from cluster.bench.engine import EngineOptions, format_table, run_engine_bench
+
+    rows = run_engine_bench(
+        EngineOptions(
             target=options.target,
             draft=options.draft,
             repeats=options.repeats or 20,
@@ -135,24 +174,30 @@ def _bench(options: argparse.Namespace) -> None:
             with_compile=options.compile,
             output=options.output,
         )
-        logger.info("%s", engine.format_table(engine.run_engine_bench(engine_options)))
-        return
-    from cluster.bench import run
-
-    bench_options = run.BenchOptions(
-        target=options.target,
-        draft=options.draft,
-        gammas=tuple(options.gammas),
-        concurrencies=tuple(options.concurrencies),
-        num_prompts=options.num_prompts,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        repeats=options.repeats or 3,
-        with_baselines=options.baselines,
-        with_compile=options.compile,
-        output=options.output,
     )
-    logger.info("%s", run.format_tables(run.run_bench(bench_options)))
+    return format_table(rows)
+
+
+def _bench_exact(options: argparse.Namespace) -> str:
+    from cluster.bench.exactness import ExactnessOptions, format_table, run_exactness
+
+    rows = run_exactness(
+        ExactnessOptions(
+            target=options.target,
+            draft=options.draft,
+            num_prompts=options.num_prompts,
+            max_tokens=options.max_tokens,
+            with_compile=options.compile,
+            output=options.output,
+        )
+    )
+    return format_table(rows)
+
+
+def _bench_compare(options: argparse.Namespace) -> str:
+    if len(options.reports) != 2:
+        raise ConfigError(f"compare takes two reports, not {len(options.reports)}")
+    return format_comparison(compare(*options.reports))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class RoundStatistics:
     num_accepted: int
     num_drafts: int
     draft_s: float
+    draft_compute_s: float
     verify_s: float
     verify_compute_s: float
     outside_s: float
@@ -127,6 +128,7 @@ class RouterMetrics:
             num_tested=sum(outcome.num_tested for outcome in outcomes),
             num_accepted=sum(outcome.num_accepted for outcome in outcomes),
             draft_s=typical([record.draft_s for record in records]),
+            draft_compute_s=typical([record.draft_compute_s for record in records]),
             verify_s=typical([record.verify_s for record in records]),
             verify_compute_s=typical([record.verify_compute_s for record in records]),
             outside_s=typical([record.outside_s for record in records]),

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import httpx
 
@@ -28,6 +29,8 @@ class LoadResult:
     num_tokens: int
     elapsed_s: float
     time_to_first_s: tuple[float, ...]
+    chunk_gaps_s: tuple[float, ...]
+    """Between two chunks of a stream, of all streams."""
     texts: tuple[str, ...]
 
     @property
@@ -38,7 +41,8 @@ class LoadResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     num_tokens: int
-    time_to_first_s: float
+    chunks_s: tuple[float, ...]
+    """When each chunk of text came, from the request's start."""
     text: str
 
 
@@ -57,7 +61,10 @@ async def run_load(url: str, model: str, load: Load) -> LoadResult:
     return LoadResult(
         num_tokens=sum(answer.num_tokens for answer in answers),
         elapsed_s=elapsed_s,
-        time_to_first_s=tuple(answer.time_to_first_s for answer in answers),
+        time_to_first_s=tuple(answer.chunks_s[0] for answer in answers),
+        chunk_gaps_s=tuple(
+            after - before for answer in answers for before, after in pairwise(answer.chunks_s)
+        ),
         texts=tuple(answer.text for answer in answers),
     )
 
@@ -76,7 +83,7 @@ async def _stream(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    started, first_s, text, num_tokens = time.perf_counter(), 0.0, "", 0
+    started, chunks_s, text, num_tokens = time.perf_counter(), [], "", 0
     async with client.stream("POST", "/v1/completions", json=request) as response:
         if response.status_code != 200:
             raise RuntimeError((await response.aread()).decode())
@@ -87,8 +94,8 @@ async def _stream(
             if "error" in event:
                 raise RuntimeError(event["error"]["message"])
             for choice in event["choices"]:
-                first_s = first_s or time.perf_counter() - started
+                chunks_s.append(time.perf_counter() - started)
                 text += choice["text"]
             if event["usage"]:
                 num_tokens = event["usage"]["completion_tokens"]
-    return _Answer(num_tokens=num_tokens, time_to_first_s=first_s, text=text)
+    return _Answer(num_tokens=num_tokens, chunks_s=tuple(chunks_s), text=text)

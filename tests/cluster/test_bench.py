@@ -2,13 +2,25 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.__main__ import main
+from cluster.bench import theory
 from cluster.bench.baselines import BATCH, ONE_STREAM, Baselines
+from cluster.bench.client import LoadResult
 from cluster.bench.engine import STEPS, EngineOptions, run_engine_bench
+from cluster.bench.exactness import ExactnessOptions, _gaps, run_exactness
+from cluster.bench.rows import Sample, Setting, make_rows
+from cluster.bench.texts import KINDS, make_prompts
+from cluster.bench.theory import RelativeCosts
 from cluster.demo import bundled
 from tests.tiny_models import save_model
+from workers.model import load_model
 
 TARGET, DRAFT = (bundled.resolve(name) for name in (bundled.TARGET_NAME, bundled.DRAFT_NAME))
 
@@ -40,3 +52,129 @@ def test_engine_report_has_a_row_per_step(tmp_path: Path) -> None:
     assert len(report["rows"]) == len(STEPS)
     assert report["versions"]["torch"]
     assert (tmp_path / "engine.md").read_text().count("\n") == 2 + len(STEPS)
+
+
+def test_no_text_differs_in_fp32(tmp_path: Path) -> None:
+    """The bundled pair is stored in bf16; in a copy of the target in fp32 nothing ties nearly."""
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "target")
+    AutoTokenizer.from_pretrained(TARGET).save_pretrained(tmp_path / "target")
+    options = ExactnessOptions(
+        target=str(tmp_path / "target"),
+        draft=DRAFT,
+        num_prompts=9,
+        max_tokens=24,
+        with_compile=False,
+        output=tmp_path,
+    )
+    rows = run_exactness(options)
+    assert len(rows) == 5
+    assert all((row.num_texts, row.gaps) == (9, ()) for row in rows)
+
+
+def test_a_text_that_differs_is_shown_with_its_gap() -> None:
+    reference = load_model(TARGET, dtype="float32")
+    prompt, plain = [5, 6, 7], [8, 9, 10]
+    (gap,) = _gaps(reference, [prompt, prompt], [plain, plain], [plain, [8, 11, 3]])
+    with torch.inference_mode():
+        logits = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)(
+            torch.tensor([[5, 6, 7, 8]])
+        ).logits[0, -1]
+    assert gap == pytest.approx(float((logits[9] - logits[11]).abs()), abs=1e-4)
+
+
+@pytest.mark.parametrize(("alpha", "c", "best", "gain"), [
+    (0.5, 0.01, 5, 1.88), (0.8, 0.05, 8, 3.09), (0.9, 0.1, 10, 3.43), (0.6, 0.3, 1, 1.23),
+])  # fmt: skip
+def test_theory_is_that_of_the_paper(alpha: float, c: float, best: int, gain: float) -> None:
+    costs = RelativeCosts(c=c, b=0.0, two_h=0.0)
+    assert theory.best_gamma(alpha, costs, most=40) == best
+    assert theory.speedup(alpha, best, costs) == pytest.approx(gain, abs=0.01)
+
+
+def test_theory_drafts_nothing_where_it_does_not_pay() -> None:
+    assert theory.best_gamma(0.3, RelativeCosts(c=0.2, b=0.2, two_h=0.1), most=16) == 0
+    assert theory.expected_tokens(1.0, 4) == 5
+
+
+def make_sample(tokens_per_s: float, **statistics: float) -> Sample:
+    load = LoadResult(
+        num_tokens=int(tokens_per_s * 10),
+        elapsed_s=10.0,
+        time_to_first_s=(0.1, 0.2, 0.3),
+        chunk_gaps_s=(0.01,) * 99 + (1.0,),
+        texts=(),
+    )
+    zeros = dict.fromkeys(
+        ("num_tested", "num_accepted", "num_drafts", "num_draft_tokens", "draft_s",
+         "draft_compute_s", "verify_s", "verify_compute_s", "router_s", "outside_s", "total_s"), 0.0
+    )  # fmt: skip
+    return Sample(load=load, statistics=SimpleNamespace(**{**zeros, **statistics}))
+
+
+def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
+    plain, drafted = (
+        Setting(text="easy", temperature=0.0, concurrency=1, gamma=gamma) for gamma in (0, 4)
+    )
+    counts: dict[str, Any] = {
+        "num_drafts": 100, "num_draft_tokens": 400, "num_tested": 300, "num_accepted": 240,
+    }  # fmt: skip
+    samples = {
+        plain: [make_sample(10, total_s=0.1, verify_compute_s=0.09, outside_s=0.01)],
+        drafted: [
+            make_sample(
+                speed, draft_compute_s=0.02, verify_compute_s=0.098, outside_s=0.02, **counts
+            )
+            for speed in (24, 25, 100)
+        ],
+    }
+    _, row = make_rows(samples)
+    assert (row.tokens_per_s, row.speedup) == (25, 2.5)  # the median
+    assert (row.alpha, row.mean_gamma, row.tau) == (0.8, 4, 1 + 240 / 100)
+    # c = 0.05, b = 0.02, 2 h = 0.1
+    assert row.theory_speedup == pytest.approx((1 - 0.8**5) / 0.2 / (1 + 4 * 0.07 + 0.1))
+    assert row.chunk_gap_s[:2] == (0.01, 0.01)
+    assert row.chunk_gap_s[2] > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_are_distinct_and_seeded(kind: str) -> None:
+    prompts = make_prompts(kind, 8)
+    assert len(set(prompts)) == 8
+    assert prompts == make_prompts(kind, 8)
+    assert all(200 <= len(prompt) <= 400 for prompt in prompts)
+
+
+BASELINE = {"text": "easy", "name": "generate", "tokens_per_s": 10.0}
+
+
+def test_two_reports_are_compared_by_setting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(name: str, speed: float, gammas: tuple[object, ...]) -> str:
+        setting = {"text": "easy", "temperature": 0.0, "concurrency": 1}
+        rows = [{"setting": {**setting, "gamma": g}, "tokens_per_s": speed} for g in gammas]
+        report = {"rows": rows, "transformers": [BASELINE]}
+        (tmp_path / name).write_text(json.dumps(report))
+        return str(tmp_path / name)
+
+    before, after = write("a.json", 40.0, (0, 4)), write("b.json", 60.0, (4, "dynamic"))
+    caplog.set_level("INFO")
+    assert main(["bench", "compare", before, after]) == 0
+    assert "| easy, T 0, 1 streams, gamma 4 | 40.0 | 60.0 | 1.50 |" in caplog.text
+    assert "| easy, transformers, generate | 10.0 | 10.0 | 1.00 |" in caplog.text
+    assert "gamma 0" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reports", "message"),
+    [
+        ([], "compare takes two reports, not 0"),
+        (["missing.json", "missing.json"], "missing.json is no report of `bench`"),
+    ],
+)
+def test_compare_explains_what_it_needs(
+    reports: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["bench", "compare", *reports]) == 1
+    assert message in caplog.text
