@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.bench.compare import compare, format_comparison
 from cluster.bench.texts import KINDS
@@ -12,6 +12,9 @@ from cluster.demo import bundled
 from cluster.demo.grow import GrownSize, grow_to_folder
 from cluster.demo.pair import train_pair
 from workers.errors import ConfigError, TandemError
+
+if TYPE_CHECKING:
+    from cluster.bench.run import BenchOptions
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +64,10 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument(
         "subject",
         nargs="?",
-        choices=("app", "engine", "exact", "compare"),
+        choices=("app", "traffic", "engine", "exact", "compare"),
         default="app",
         help="app: speculation against plain decoding and transformers, on a live app (default); "
+        "traffic: a dynamic gamma while the text changes; "
         "engine: the workers without Ray; exact: where texts differ from plain decoding; "
         "compare: two reports",
     )
@@ -133,6 +137,7 @@ def _demo_grow(options: argparse.Namespace) -> None:
 def _bench(options: argparse.Namespace) -> None:
     subjects = {
         "app": _bench_app,
+        "traffic": _bench_traffic,
         "engine": _bench_engine,
         "exact": _bench_exact,
         "compare": _bench_compare,
@@ -141,25 +146,35 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _bench_app(options: argparse.Namespace) -> str:
-    from cluster.bench.run import BenchOptions, format_tables, run_bench
+    from cluster.bench.run import format_tables, run_bench
 
-    result = run_bench(
-        BenchOptions(
-            target=options.target,
-            draft=options.draft,
-            gammas=tuple(options.gammas),
-            concurrencies=tuple(options.concurrencies),
-            texts=tuple(options.texts),
-            temperatures=tuple(options.temperatures),
-            num_prompts=options.num_prompts,
-            max_tokens=options.max_tokens,
-            repeats=options.repeats or 3,
-            with_baselines=options.baselines,
-            with_compile=options.compile,
-            output=options.output,
-        )
+    return format_tables(run_bench(_app_options(options)))
+
+
+def _bench_traffic(options: argparse.Namespace) -> str:
+    from cluster.bench.run import run_traffic
+    from cluster.bench.traffic import format_table
+
+    return format_table(run_traffic(_app_options(options)))
+
+
+def _app_options(options: argparse.Namespace) -> "BenchOptions":
+    from cluster.bench.run import BenchOptions
+
+    return BenchOptions(
+        target=options.target,
+        draft=options.draft,
+        gammas=tuple(options.gammas),
+        concurrencies=tuple(options.concurrencies),
+        texts=tuple(options.texts),
+        temperatures=tuple(options.temperatures),
+        num_prompts=options.num_prompts,
+        max_tokens=options.max_tokens,
+        repeats=options.repeats or 3,
+        with_baselines=options.baselines,
+        with_compile=options.compile,
+        output=options.output,
     )
-    return format_tables(result)
 
 
 def _bench_engine(options: argparse.Namespace) -> str:

@@ -36,6 +36,8 @@ class RoundStatistics:
     outside_s: float
     router_s: float
     total_s: float
+    gammas: tuple[float, ...]
+    """The mean draft length of each round's sequences, in their order."""
 
 
 class RouterMetrics:
@@ -134,6 +136,10 @@ class RouterMetrics:
             outside_s=typical([record.outside_s for record in records]),
             router_s=typical([record.router_s for record in records]),
             total_s=typical([record.total_s for record in records]),
+            gammas=tuple(
+                sum(outcome.num_draft_tokens for outcome in record.outcomes) / record.num_sequences
+                for record in records
+            ),
         )
 
 

@@ -5,16 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 from uuid import uuid4
 
 from tqdm import tqdm
 
 from cluster.bench.baselines import BATCH, ONE_STREAM, Baselines
 from cluster.bench.client import Load, run_load
+from cluster.bench.plots import plot_speedups, plot_traffic
 from cluster.bench.report import environment, markdown_table, write_report
 from cluster.bench.rows import COLUMNS, Gamma, Row, Sample, Setting, make_rows
 from cluster.bench.server import LiveServer, live_server
 from cluster.bench.texts import make_prompts
+from cluster.bench.traffic import TEXTS, Phase
+from cluster.bench.traffic import format_table as format_traffic
 from cluster.demo import bundled
 from cluster.demo.grow import grown_target
 
@@ -63,21 +67,13 @@ def run_bench(options: BenchOptions) -> BenchResult:
     options.output.mkdir(parents=True, exist_ok=True)
     target = options.target or grown_target(options.output)
     prompts = {text: make_prompts(text, options.num_prompts) for text in options.texts}
-    server_options = {
-        "target": target,
-        "draft": options.draft,
-        "served_model_name": MODEL_NAME,
-        "num_speculative_tokens": str(_most_drafts(options.gammas)),
-        "gamma": "0",
-        "compile": "auto" if options.with_compile else "off",
-    }
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in _settings(options)}
     speeds: dict[tuple[str, str], list[float]] = {}
     baselines = None
     if options.with_baselines:
         baselines = Baselines(bundled.resolve(target), bundled.resolve(options.draft))
         speeds = {(text, name): [] for text in options.texts for name in (*ONE_STREAM, BATCH)}
-    with live_server(server_options, options.output / "server.log") as server:
+    with live_server(_server_options(options, target), options.output / "server.log") as server:
         for setting in samples:  # the first of everything is slower
             _measure(server, setting, prompts[setting.text][:2], options.max_tokens)
         progress = tqdm(total=(len(samples) + len(speeds)) * options.repeats, desc="bench")
@@ -102,6 +98,45 @@ def run_bench(options: BenchOptions) -> BenchResult:
     return result
 
 
+def run_traffic(options: BenchOptions) -> list[Phase]:
+    """One stream of texts that change, under gamma=dynamic; write JSON, a table and a plot."""
+    options.output.mkdir(parents=True, exist_ok=True)
+    target = options.target or grown_target(options.output)
+    phases = []
+    with live_server(_server_options(options, target), options.output / "server.log") as server:
+        prompts = {text: make_prompts(text, options.num_prompts) for text in TEXTS}
+        setting = Setting(text=TEXTS[0], temperature=0.0, concurrency=1, gamma=0)
+        _measure(server, setting, prompts[TEXTS[0]][:2], options.max_tokens)
+        server.set_gamma("dynamic")
+        for text in tqdm(TEXTS, desc="traffic"):
+            load = _load(setting, prompts[text], options.max_tokens)
+            result = asyncio.run(run_load(server.url, MODEL_NAME, load))
+            statistics = server.take_statistics()
+            phases.append(
+                Phase(
+                    text=text,
+                    tokens_per_s=result.tokens_per_s,
+                    alpha=statistics.num_accepted / max(statistics.num_tested, 1),
+                    gammas=statistics.gammas,
+                )
+            )
+    report = {**_header(options, target), "phases": [asdict(phase) for phase in phases]}
+    write_report(options.output, "traffic", report, format_traffic(phases))
+    plot_traffic(phases, options.output / "traffic.png")
+    return phases
+
+
+def _server_options(options: BenchOptions, target: str) -> dict[str, str]:
+    return {
+        "target": target,
+        "draft": options.draft,
+        "served_model_name": MODEL_NAME,
+        "num_speculative_tokens": str(_most_drafts(options.gammas)),
+        "gamma": "0",
+        "compile": "auto" if options.with_compile else "off",
+    }
+
+
 def _settings(options: BenchOptions) -> list[Setting]:
     return [
         Setting(text=text, temperature=temperature, concurrency=concurrency, gamma=gamma)
@@ -121,25 +156,37 @@ def _measure(
 ) -> Sample:
     server.set_gamma(setting.gamma)
     server.take_statistics()
-    load = Load(
+    load = _load(setting, prompts, max_tokens)
+    result = asyncio.run(run_load(server.url, MODEL_NAME, load))
+    return Sample(load=result, statistics=server.take_statistics())
+
+
+def _load(setting: Setting, prompts: Sequence[str], max_tokens: int) -> Load:
+    return Load(
         prompts=prompts,
         max_tokens=max_tokens,
         temperature=setting.temperature,
         concurrency=setting.concurrency,
         cache_salt=uuid4().hex,
     )
-    result = asyncio.run(run_load(server.url, MODEL_NAME, load))
-    return Sample(load=result, statistics=server.take_statistics())
+
+
+def _header(options: BenchOptions, target: str) -> dict[str, Any]:
+    return {
+        **environment(),
+        "options": {**asdict(options), "output": str(options.output), "target": target},
+    }
 
 
 def _write(options: BenchOptions, target: str, result: BenchResult) -> None:
     report = {
-        **environment(),
-        "options": {**asdict(options), "output": str(options.output), "target": target},
+        **_header(options, target),
         "rows": [asdict(row) for row in result.rows],
         "transformers": [asdict(row) for row in result.baselines],
     }
     write_report(options.output, "bench", report, format_tables(result))
+    if any(row.speedup for row in result.rows):
+        plot_speedups(result.rows, options.output / "speedup.png")
 
 
 def format_tables(result: BenchResult) -> str:

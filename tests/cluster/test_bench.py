@@ -1,6 +1,7 @@
 """The benchmarks run, on a tiny pair, and report what they measured."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,11 @@ from cluster.bench.baselines import BATCH, ONE_STREAM, Baselines
 from cluster.bench.client import LoadResult
 from cluster.bench.engine import STEPS, EngineOptions, run_engine_bench
 from cluster.bench.exactness import ExactnessOptions, _gaps, run_exactness
+from cluster.bench.plots import plot_speedups, plot_traffic
 from cluster.bench.rows import Sample, Setting, make_rows
 from cluster.bench.texts import KINDS, make_prompts
 from cluster.bench.theory import RelativeCosts
+from cluster.bench.traffic import WINDOW, Phase
 from cluster.demo import bundled
 from tests.tiny_models import save_model
 from workers.model import load_model
@@ -178,3 +181,25 @@ def test_compare_explains_what_it_needs(
 ) -> None:
     assert main(["bench", "compare", *reports]) == 1
     assert message in caplog.text
+
+
+def make_phase(text: str, gammas: Sequence[float]) -> Phase:
+    return Phase(text=text, tokens_per_s=50.0, alpha=0.5, gammas=tuple(gammas))
+
+
+def test_a_phase_has_settled_once_its_length_stays_near_the_last() -> None:
+    falling = make_phase("hard", [6.0] * 30 + [0.0] * 200)
+    assert falling.settled_gamma == 0
+    assert 30 < falling.num_rounds_to_settle <= 30 + WINDOW
+    assert make_phase("easy", [5.0] * 50).num_rounds_to_settle == WINDOW
+
+
+def test_plots_are_written(tmp_path: Path) -> None:
+    plain, drafted = (
+        Setting(text="easy", temperature=0.0, concurrency=2, gamma=gamma) for gamma in (0, 4)
+    )
+    rows = make_rows({plain: [make_sample(10)], drafted: [make_sample(20)]})
+    plot_speedups(rows, tmp_path / "speedup.png")
+    plot_traffic([make_phase("easy", [4.0, 5.0]), make_phase("hard", [0.0])], tmp_path / "t.png")
+    for name in ("speedup.png", "t.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

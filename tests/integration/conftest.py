@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,9 +89,14 @@ Deploy = Callable[..., Served]
 def wait_until_compiled(served: Served, args: AppArgs) -> None:
     """The tests are of the compiled forwards; the models' own are tested with the workers."""
     deployments = ["TargetGroup"] if args.draft_model is None else ["TargetGroup", "DraftPool"]
-    for deployment in deployments:
-        while served.handle(deployment).status.remote().result().is_compiling:
-            time.sleep(0.2)
+
+    def wait() -> None:
+        for deployment in deployments:
+            while served.handle(deployment).status.remote().result().is_compiling:
+                time.sleep(0.2)
+
+    with ThreadPoolExecutor() as threads:  # not on the event loop that a test may run on
+        threads.submit(wait).result()
 
 
 @pytest.fixture(scope="session")
