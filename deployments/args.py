@@ -86,7 +86,7 @@ class AppArgs(BaseModel):
     """Replicas of the draft model: a number, or min:max to autoscale."""
     num_speculative_tokens: int = Field(default=8, ge=0, le=64)
     """The most draft tokens a round may verify per sequence."""
-    gamma: Gamma = 4
+    gamma: Gamma = "dynamic"
     """How many draft tokens a round verifies per sequence: a number, 0 to decode plainly, or
     `dynamic` to choose by what they cost and how many are accepted."""
     tensor_parallel_size: int = 1
