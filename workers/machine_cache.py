@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def get_or_build(
     built = folder / f"{name}-{_fingerprint(sources)}{suffix}"
     with FileLock(built.with_suffix(".lock")):  # several workers may start together
         if not built.exists():
-            unfinished = built.with_name(f"unfinished-{built.name}")
+            # a compiler outlives the worker that is killed: two must not write to one file
+            unfinished = built.with_name(f"unfinished-{os.getpid()}-{built.name}")
             build(unfinished)
             unfinished.rename(built)
     return built

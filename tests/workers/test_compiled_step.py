@@ -88,6 +88,21 @@ def test_what_differs_is_not_used(
 
 
 @needs_compiler
+def test_a_spoilt_package_is_not_used(
+    empty_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.write_bytes(b"no zip"))
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    target.start_compiling().join()
+    assert len(list(empty_cache.rglob("forward-*.pt2"))) == 1
+    assert "is not compiled, so it is slower" in caplog.text
+    assert generate(target, make_prompt(1, 10), 10)
+
+
+@needs_compiler
 @pytest.mark.usefixtures("empty_cache")
 def test_what_cannot_be_compiled_runs_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
