@@ -120,7 +120,9 @@ class Backlog(Generic[RequestT]):
         while True:
             victim = self._sequences.youngest()
             if victim.arrival <= sequence.arrival or id(victim) in kept:
-                if sequence.cached_len > 0 and not self._items[sequence.seq_id].is_prefill:
+                # by what its caller believes: a new one may have found its beginning in the cache
+                item = self._items[sequence.seq_id]
+                if item.request.base_len > 0 and not item.is_prefill:
                     self._preempt(sequence)
                 return None
             self._preempt(victim)

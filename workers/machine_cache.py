@@ -1,7 +1,6 @@
 """What is compiled once per machine and kept: the place, the names, and that only one does it."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,8 +8,6 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from torch.utils import cpp_extension
-
-logger = logging.getLogger(__name__)
 
 
 def get_or_build(

@@ -38,9 +38,11 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id.
     """
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
+    changed = [index for index, row in enumerate(rows) if not row.params.is_plain]
+    if len(changed) == len(rows):
+        return _sample(logits, rows)
     # torch.argmax promises the first of equal maxima, on every device
     tokens: list[int] = logits.argmax(dim=-1).tolist()
-    changed = [index for index, row in enumerate(rows) if not row.params.is_plain]
     if changed:
         sampled = _sample(logits[changed], [rows[index] for index in changed])
         for index, token in zip(changed, sampled, strict=True):

@@ -1,5 +1,6 @@
 """The target and the drafter as workers: exactness, soft state, chunking, shortage of blocks."""
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 
@@ -157,6 +158,28 @@ def test_a_prompt_that_begins_like_another_runs_only_the_rest(
         assert warm.num_tokens_run - run_before < 20 * 4 + 4
     assert warm.num_prefix_tokens == 3 * 40
     assert cold.num_prefix_tokens == 0
+
+
+def test_a_new_prompt_waits_for_room_although_its_beginning_is_cached(
+    tiny_model: Callable[..., Model],
+) -> None:
+    """Answered as preempted, it would be sent again at once, and again, until there is room."""
+    model = tiny_model("llama")
+    kv_cache_gib = 10 * 4 * model.slot_bytes / 1024**3  # ten blocks
+    cache = CacheOptions(block_size=4, max_model_len=40, kv_cache_gib=kv_cache_gib)
+    target, prompt = Target(model, cache), make_prompt(5, 37)
+    running = VerifyRequest(
+        seq_id="running", base_len=0, new_tokens=tuple(prompt), prompt_len=37, sampling=GREEDY
+    )
+    target.verify([running])
+    waiting = dataclasses.replace(running, seq_id="waiting", new_tokens=(*prompt[:33], 3))
+    assert target.submit(waiting) == []
+    assert target.step() == ([], False)
+    assert target.num_waiting == 1
+    target.release(["running"])
+    (result,), has_run = target.step()
+    assert has_run
+    assert result.tokens
 
 
 def test_a_batch_of_many_lengths_equals_one_by_one(tiny_model: Callable[..., Model]) -> None:
