@@ -37,21 +37,42 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
     Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id.
     """
-    assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
-    changed = [index for index, row in enumerate(rows) if not row.params.is_plain]
-    if len(changed) == len(rows):
-        return _sample(logits, rows)
     # torch.argmax promises the first of equal maxima, on every device
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    if changed:
-        sampled = _sample(logits[changed], [rows[index] for index in changed])
-        for index, token in zip(changed, sampled, strict=True):
-            tokens[index] = token
+    tokens: list[int] = perturbed_scores(logits, rows).argmax(dim=-1).tolist()
     return tokens
 
 
-def _sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The same, of rows whose logits are not left as they are."""
+def sample_with_confidence(
+    logits: Tensor, rows: Sequence[SamplingRow]
+) -> tuple[list[int], list[float]]:
+    """As `sample`, and how far ahead of all others each token was, in (0, 1].
+
+    It is the token's share in the softmax of the perturbed scores: for a greedy row its
+    probability, for a sampled one what is left of that once the noise is known. A target whose
+    logits differ a little from these agrees the more often the higher it is.
+    """
+    share, tokens = perturbed_scores(logits, rows).float().softmax(dim=-1).max(dim=-1)
+    return tokens.tolist(), share.tolist()
+
+
+def perturbed_scores(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """What each row takes the maximum of: the law's logits, plus noise where it is sampled.
+
+    Rows that leave the logits as they are cost nothing.  # [num_rows, vocab]
+    """
+    assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
+    changed = [index for index, row in enumerate(rows) if not row.params.is_plain]
+    if not changed:
+        return logits
+    if len(changed) == len(rows):
+        return _perturb(logits, rows)
+    scores = logits.to(torch.float32, copy=True)
+    changed_index = torch.tensor(changed, device=logits.device)
+    scores[changed_index] = _perturb(logits[changed_index], [rows[index] for index in changed])
+    return scores
+
+
+def _perturb(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     scores = process_logits(logits, rows)
     noisy = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if noisy:
@@ -62,8 +83,7 @@ def _sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
             device=logits.device,
         )
         scores[torch.tensor(noisy, device=logits.device)] += noise
-    tokens: list[int] = scores.argmax(dim=-1).tolist()
-    return tokens
+    return scores
 
 
 def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

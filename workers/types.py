@@ -94,6 +94,8 @@ class ProposeRequest:
     new_tokens: tuple[int, ...]
     """Committed tokens from `base_len` on; at least one."""
     k: int
+    stop_below: float = 0.0
+    """Drafting ends with the draft at which the product of the confidences falls below this."""
     prompt_len: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """The drafter guesses best when it samples by the target's rule, with the target's noise."""
@@ -108,6 +110,9 @@ class ProposeResult:
 
     seq_id: str
     draft_tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    """One per draft token, in (0, 1]: how far ahead of the other tokens it was. Empty where the
+    drafter cannot say."""
     needs_tokens_from: int | None = None
     is_released: bool = False
 

@@ -18,10 +18,10 @@ class Memory:
     weighs against it, in tested tokens."""
 
     of_drafter: float = 100.0
-    of_sequence: float = 24.0
+    of_sequence: float = 60.0
     position_prior: float = 6.0
     """Pulls a position to the rate of all positions."""
-    sequence_prior: float = 4.0
+    sequence_prior: float = 8.0
     """Pulls a sequence to the drafter's rates."""
     first_guess: float = 0.7
     """The rate before anything was tested."""

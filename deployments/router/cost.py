@@ -3,6 +3,12 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 KNOTS: tuple[int, ...] = (
     *range(1, 17),
@@ -70,7 +76,11 @@ class CostCurve:
 
     def __call__(self, amount: int) -> float:
         """Seconds; 0 never, once anything is known."""
-        return self._interpolate(amount, self._fitted_s)
+        return float(self.at(np.array([amount]))[0])
+
+    def at(self, amounts: NDArray[Any]) -> Floats:
+        """As a call, of many amounts, which may be fractions."""
+        return self._interpolate(amounts, self._fitted_s)
 
     def _learn(self, amount: int, error: float, expected_s: float) -> None:
         low, high = _below(amount), _above(amount)
@@ -88,20 +98,17 @@ class CostCurve:
             knot.cost_s += rate * error * share / norm
 
     def _raw(self, amount: int) -> float:
-        return self._interpolate(amount, [knot.cost_s for knot in self._knots])
+        costs_s = [knot.cost_s for knot in self._knots]
+        return float(self._interpolate(np.array([amount]), costs_s)[0])
 
-    def _interpolate(self, amount: int, costs_s: Sequence[float]) -> float:
-        amounts = [knot.amount for knot in self._knots]
-        upper = bisect_right(amounts, amount)
-        if upper == 0 or upper == len(amounts):
-            edge = min(upper, len(amounts) - 1)
-            return costs_s[edge] * self._guess(amount) / self._guess(amounts[edge])
-        low, high = amounts[upper - 1], amounts[upper]
-        share = (amount - low) / (high - low)
-        return costs_s[upper - 1] * (1.0 - share) + costs_s[upper] * share
+    def _interpolate(self, amounts: NDArray[Any], costs_s: Sequence[float]) -> Floats:
+        known = [knot.amount for knot in self._knots]
+        inside = np.clip(amounts, known[0], known[-1])
+        beyond = self._guess(amounts) / self._guess(inside)
+        return np.asarray(np.interp(inside, known, costs_s) * beyond, dtype=np.float64)
 
-    def _guess(self, amount: int) -> float:
-        return 1.0 + self.relative_slope * (amount - 1)
+    def _guess(self, amounts: NDArray[Any]) -> Floats:
+        return 1.0 + self.relative_slope * (amounts - 1.0)
 
 
 def _below(amount: int) -> int:

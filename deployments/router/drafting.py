@@ -18,7 +18,31 @@ logger = logging.getLogger(__name__)
 CATCH_UP_TIMEOUT_S = 60.0
 
 DraftClient = WorkerClient[ProposeRequest, ProposeResult]
-Drafts = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Drafts to ask for; see ProposeRequest."""
+
+    sequence: LiveSequence
+    gamma: int
+    stop_below: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Tokens that a drafter foresees after the committed ones."""
+
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    """One per token, or none."""
+
+    def first(self, num_tokens: int) -> "Draft":
+        return Draft(tokens=self.tokens[:num_tokens], confidences=self.confidences[:num_tokens])
+
+
+NO_DRAFT = Draft()
+Drafts = dict[str, Draft]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +79,22 @@ class Drafting:
         self._on_done = on_done
         self._catching_up: dict[str, asyncio.Task[None]] = {}
 
-    def take_ready(
-        self, wanted: Sequence[tuple[LiveSequence, int]]
-    ) -> list[tuple[LiveSequence, int]]:
+    def take_ready(self, wanted: Sequence[Wanted]) -> list[Wanted]:
         """Those whose drafter has their tokens; the others' drafters start to catch up."""
         ready = []
-        for sequence, gamma in wanted:
-            if self._is_ready(sequence):
-                ready.append((sequence, gamma))
+        for of_sequence in wanted:
+            if self._is_ready(of_sequence.sequence):
+                ready.append(of_sequence)
             else:
-                self._catch_up(sequence)
+                self._catch_up(of_sequence.sequence)
         return ready
 
-    async def propose(self, ready: Sequence[tuple[LiveSequence, int]]) -> Proposed:
+    async def propose(self, ready: Sequence[Wanted]) -> Proposed:
         """At most as many drafts as asked for; fewer or none are fine."""
-        by_replica = sorted(ready, key=lambda pair: pair[0].draft.replica_id or "")
+        by_replica = sorted(ready, key=_replica_id)
         calls = [
             self._propose_on(replica_id, list(group))
-            for replica_id, group in groupby(by_replica, key=lambda pair: pair[0].draft.replica_id)
+            for replica_id, group in groupby(by_replica, key=_replica_id)
         ]
         proposed = await asyncio.gather(*calls)
         drafts: Drafts = {}
@@ -98,21 +120,19 @@ class Drafting:
             and len(sequence.tokens) - placement.cached_len <= MAX_CATCH_UP
         )
 
-    async def _propose_on(
-        self, replica_id: str | None, wanted: Sequence[tuple[LiveSequence, int]]
-    ) -> Proposed:
-        batch = [_request(sequence, gamma) for sequence, gamma in wanted]
+    async def _propose_on(self, replica_id: str, wanted: Sequence[Wanted]) -> Proposed:
+        batch = [_request(of_sequence) for of_sequence in wanted]
         try:
             reply = await self._client.call(replica_id, batch, timeout_s=self._timeout_s)
         except WorkerLostError as error:
             logger.warning("a round goes on without drafts: %s", error)
-            for sequence, _ in wanted:
-                sequence.draft.forget()
+            for of_sequence in wanted:
+                of_sequence.sequence.draft.forget()
             return NOTHING
         drafts = {
-            request.seq_id: result.draft_tokens
-            for (sequence, _), request, result in zip(wanted, batch, reply.results, strict=True)
-            if _note(sequence, request, result, reply.replica_id)
+            request.seq_id: Draft(tokens=result.draft_tokens, confidences=result.confidences)
+            for of_sequence, request, result in zip(wanted, batch, reply.results, strict=True)
+            if _note(of_sequence.sequence, request, result, reply.replica_id)
         }
         num_own = sum(len(request.new_tokens) + request.k for request in batch)
         return Proposed(
@@ -127,7 +147,7 @@ class Drafting:
             self._catching_up[sequence.seq_id] = task
 
     async def _run_catch_up(self, sequence: LiveSequence) -> None:
-        request = _request(sequence, 0)
+        request = _request(Wanted(sequence=sequence, gamma=0))
         try:
             reply = await self._client.call(
                 sequence.draft.replica_id, [request], timeout_s=CATCH_UP_TIMEOUT_S
@@ -142,14 +162,20 @@ class Drafting:
                 self._on_done(sequence)
 
 
-def _request(sequence: LiveSequence, gamma: int) -> ProposeRequest:
+def _replica_id(wanted: Wanted) -> str:
+    return wanted.sequence.draft.replica_id or ""
+
+
+def _request(wanted: Wanted) -> ProposeRequest:
+    sequence = wanted.sequence
     # the newest token goes along even if it was sent before, in a round that then failed
     base_len = min(sequence.draft.cached_len, len(sequence.tokens) - 1)
     return ProposeRequest(
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
-        k=gamma,
+        k=wanted.gamma,
+        stop_below=wanted.stop_below,
         prompt_len=sequence.prompt_len,
         sampling=sequence.params.sampling,
         seed=sequence.params.seed,

@@ -1,33 +1,36 @@
 """Gamma from live acceptance and measured costs: as many drafts as pay for themselves. Pure.
 
-Every round maximises expected tokens per second over the whole batch,
-
-    sum_i (1 + sum_{j <= k_i} P(the first j drafts of i are accepted)) / (draft(max k) + verify(n)),
-
-where n counts the tokens to verify. For a given longest draft, verifying costs the same for every
-token, so tokens are taken by their probability of being accepted, as many as give the best rate: a
-step in the costs may hide behind one that does not pay.
+A round is decided twice. Before drafting, by how sure the drafter was of late: how far to draft,
+and when to stop. After it, by how sure it was of these very drafts: which of them to verify. Of
+drafters that do not say how sure they are, the acceptance of each position decides.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
+
 from deployments.router.acceptance import AcceptanceEstimator
-from deployments.router.cost import RoundCost
+from deployments.router.confidence import NUM_PATHS, Calibration, Paths
+from deployments.router.cost import Floats, RoundCost
 from deployments.router.gamma import (
     Candidate,
     Decision,
+    Drafted,
     FixedGamma,
     GammaController,
     ObservedRound,
     Reason,
 )
+from deployments.router.plan import Plan, best_plan, worth_verifying
 
 FIRST_GAMMAS = (4, 0, 1, 2)
 """Of the first rounds, to see what costs what."""
-IDLE_OPTIMISM = 1.0
+IDLE_OPTIMISM = 1.5
 """Standard deviations that drafting is given the benefit of while nothing is drafted, since nothing
 is learnt then."""
+OPTIMISTIC_EVERY = 4
+"""Rounds without drafts that pay, of which one gives that benefit."""
 PROBE_COST = 0.01
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48
@@ -41,6 +44,16 @@ VARIATIONS: tuple[Callable[[int], int], ...] = (
     lambda gamma: gamma + 2,
 )
 """Taken in turn."""
+PRICES = (2.0, 0.7, 0.5)
+"""What the target's time is taken to be worth in those rounds, so that fewer or more drafts are
+verified than seems best."""
+MOST_SAMPLES = 64
+FEWEST_SAMPLES = 8
+"""Foreseen drafts of a sequence: more would only take time, and with many sequences each has others."""
+IDLE_PATHS = 24
+"""Of the last drafts, those that count while nothing is drafted."""
+STOP_MARGIN = 0.5
+"""Drafting goes on to this share of the survival that is expected to be worth verifying."""
 LONGEST_PROBE = 12
 """Rounds of a probe: until the drafter has caught up, and as long as everything is accepted."""
 
@@ -55,42 +68,70 @@ class DynamicGamma:
 
     def __init__(self) -> None:
         self._acceptance = AcceptanceEstimator()
+        self._calibration = Calibration()
+        self._paths = Paths()
         self._cost = RoundCost()
         self._num_first = 0
         """Of the first gammas, those that were measured."""
-        self._num_rounds = 0
         self._is_idle = False
-        """Whether nothing was worth drafting in the last round."""
+        """Whether no draft paid in the last round."""
+        self._num_idle = 0
+        """Rounds in which no draft paid."""
+        self._num_rounds = 0
+        """Rounds with drafts that paid."""
         self._pause = 0
-        """Idle rounds since the last probe."""
+        """Undrafted rounds since the last probe."""
         self._probe: str | None = None
         """The sequence that is drafted all the same, by one token, to see whether it would pay."""
         self._probe_age = 0
+        self._price: float | None = None
+        """What a second of the target is worth in this round, in tokens; None verifies all."""
 
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
+        self._price = None
         if not self._cost.is_known or self._num_first < len(FIRST_GAMMAS):
             gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
             first = [min(gamma, candidate.max_gamma) for candidate in candidates]
-            return Decision(gammas=first, reason=Reason.FIRST)
-        gammas = self._best(candidates)
+            return _decision(first, Reason.FIRST)
+        plan = best_plan(self._foresee(candidates), self._cost)
+        gammas = plan.gammas
         self._is_idle = not any(gammas)
+        self._num_idle += self._is_idle
         if self._is_idle:
             gammas = self._with_probe(candidates)
-            return Decision(gammas=gammas, reason=Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
+            return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
+        self._price = plan.tokens_per_s
         self._num_rounds += 1
         turn, rounds_since = divmod(self._num_rounds, VARY_EVERY)
-        if rounds_since == 0:
-            vary = VARIATIONS[turn % len(VARIATIONS)]
-            varied = [
-                min(vary(gamma), candidate.max_gamma) if gamma else 0
-                for gamma, candidate in zip(gammas, candidates, strict=True)
-            ]
-            return Decision(gammas=varied, reason=Reason.VARIED)
-        return Decision(gammas=gammas, reason=Reason.BEST)
+        if rounds_since > 0:
+            stop_below = self._stop_below(candidates, plan)
+            return Decision(gammas=gammas, stop_below=stop_below, reason=Reason.BEST)
+        self._price *= PRICES[turn % len(PRICES)]
+        vary = VARIATIONS[turn % len(VARIATIONS)]
+        varied = [
+            min(vary(gamma), candidate.max_gamma) if gamma else 0
+            for gamma, candidate in zip(gammas, candidates, strict=True)
+        ]
+        return _decision(varied, Reason.VARIED)
+
+    def keep(self, drafted: Sequence[Drafted], *, num_undrafted: int) -> list[int]:
+        for of_sequence in drafted:
+            if of_sequence.confidences:
+                self._paths.add(of_sequence.confidences)
+        if self._price is None or not all(of_sequence.confidences for of_sequence in drafted):
+            return [of_sequence.num_draft_tokens for of_sequence in drafted]
+        survival = [
+            self._calibration.survival(of_sequence.seq_id, of_sequence.confidences)
+            for of_sequence in drafted
+        ]
+        return worth_verifying(
+            survival, self._cost, num_undrafted=num_undrafted, tokens_per_s=self._price
+        )
 
     def observe(self, observed: ObservedRound) -> None:
         for outcome in observed.outcomes:
             self._acceptance.observe(outcome)
+            self._calibration.observe(outcome)
             if outcome.seq_id == self._probe and outcome.num_accepted < outcome.num_draft_tokens:
                 self._probe = None
         if observed.longest_draft > 0 and observed.is_draft_typical:
@@ -102,37 +143,41 @@ class DynamicGamma:
 
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)
+        self._calibration.forget(seq_id)
 
-    def _best(self, candidates: Sequence[Candidate]) -> list[int]:
-        optimism = IDLE_OPTIMISM if self._is_idle else 0.0
-        survival = [
-            self._acceptance.survival(c.seq_id, c.max_gamma, optimism=optimism) for c in candidates
-        ]
-        tokens = sorted(
-            (
-                (probability, index, position)
-                for index, of_sequence in enumerate(survival)
-                for position, probability in enumerate(of_sequence)
-            ),
-            key=lambda token: (-token[0], token[2]),
+    def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
+        """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
+        is_rested = self._is_idle and self._num_idle % OPTIMISTIC_EVERY == 0
+        optimism = IDLE_OPTIMISM if is_rested else 0.0
+        depth = max((candidate.max_gamma for candidate in candidates), default=0)
+        if depth == 0 or not len(self._paths):
+            rows = [
+                self._acceptance.survival(c.seq_id, depth, optimism=optimism) for c in candidates
+            ]
+            survival = np.array(rows).reshape(len(candidates), 1, depth)
+        else:
+            betas = [self._calibration.beta(c.seq_id, optimism=optimism) for c in candidates]
+            logs = self._paths.log_products(
+                depth, newest=IDLE_PATHS if self._is_idle else NUM_PATHS
+            )
+            num_samples = min(len(logs), max(FEWEST_SAMPLES, MOST_SAMPLES // len(candidates)))
+            dealt = np.arange(len(candidates) * num_samples) % len(logs)
+            samples = logs[dealt].reshape(len(candidates), num_samples, depth)
+            survival = np.exp(np.array(betas)[:, None, None] * samples)
+        most = np.array([candidate.max_gamma for candidate in candidates], dtype=int)
+        return np.where(np.arange(depth) < most[:, None, None], survival, 0.0)
+
+    def _stop_below(self, candidates: Sequence[Candidate], plan: Plan) -> list[float]:
+        """Where a draft is not worth the drafter's time, or will hardly be verified."""
+        longest = max(plan.gammas)
+        step_s = self._cost.draft(longest) - self._cost.draft(longest - 1)
+        num_drafted = sum(gamma > 0 for gamma in plan.gammas)
+        least = max(
+            STOP_MARGIN * plan.least_survival, plan.tokens_per_s * max(step_s, 0.0) / num_drafted
         )
-        num_sequences = len(candidates)
-        verify_s = [self._cost.verify(num_sequences + n) for n in range(len(tokens) + 1)]
-        best = [0] * num_sequences
-        best_rate = num_sequences / verify_s[0]
-        for longest in range(1, max((len(s) for s in survival), default=0) + 1):
-            draft_s = self._cost.draft(longest)
-            gammas = [0] * num_sequences
-            expected, num_tokens = float(num_sequences), 0
-            for probability, index, position in tokens:
-                if position >= longest:
-                    continue
-                expected, num_tokens = expected + probability, num_tokens + 1
-                gammas[index] = position + 1  # probabilities fall with the position
-                rate = expected / (draft_s + verify_s[num_tokens])
-                if rate > best_rate:
-                    best, best_rate = gammas.copy(), rate
-        return best
+        return [
+            self._calibration.least_product(candidate.seq_id, least) for candidate in candidates
+        ]
 
     def _with_probe(self, candidates: Sequence[Candidate]) -> list[int]:
         """No drafts, but for one token of one sequence now and then."""
@@ -161,3 +206,7 @@ class DynamicGamma:
         plain_s = self._cost.verify(num_sequences)
         extra_s = self._cost.draft(1) + self._cost.verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
+def _decision(gammas: list[int], reason: Reason) -> Decision:
+    return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=reason)

@@ -27,6 +27,17 @@ class Outcome:
     num_draft_tokens: int
     num_tested: int
     num_accepted: int
+    confidences: tuple[float, ...] = ()
+    """The drafter's, per draft token; empty where it did not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What a drafter brought for a sequence."""
+
+    seq_id: str
+    num_draft_tokens: int
+    confidences: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +47,7 @@ class ObservedRound:
     outcomes: tuple[Outcome, ...]
     """Of the sequences that were verified with drafts."""
     longest_draft: int
-    """That drafters were asked for; they may have brought less, or nothing in time."""
+    """That drafters made; if they brought nothing in time, that they were asked for."""
     num_tokens: int
     """Run by the target in the steps of the round, drafts and other callers' tokens included."""
     is_draft_typical: bool
@@ -57,7 +68,7 @@ class Reason(StrEnum):
     BEST = "best"
     """The most tokens per second are expected of it."""
     VARIED = "varied"
-    """Shorter than the best, to learn what a token costs."""
+    """Shorter or longer than the best, to learn what a token costs."""
     NOT_WORTH = "not_worth"
     """Drafts would cost more than they bring."""
     PROBE = "probe"
@@ -68,12 +79,22 @@ class Reason(StrEnum):
 class Decision:
     gammas: list[int]
     """The draft length of each candidate, in their order."""
+    stop_below: list[float]
+    """See ProposeRequest; one for each candidate."""
     reason: Reason
 
 
 class GammaController(Protocol):
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
         """The draft lengths of this round."""
+        ...
+
+    def keep(self, drafted: Sequence[Drafted], *, num_undrafted: int) -> list[int]:
+        """Of what was drafted after `choose`, how many tokens of each sequence to verify.
+
+        They depend on how sure the drafter was of these very tokens. That changes no text where
+        the target's own sample decides; under the ratio test it would.
+        """
         ...
 
     def observe(self, observed: ObservedRound) -> None:
@@ -93,7 +114,10 @@ class FixedGamma:
 
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
         gammas = [min(self._gamma, candidate.max_gamma) for candidate in candidates]
-        return Decision(gammas=gammas, reason=Reason.FIXED)
+        return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=Reason.FIXED)
+
+    def keep(self, drafted: Sequence[Drafted], *, num_undrafted: int) -> list[int]:  # noqa: ARG002
+        return [of_sequence.num_draft_tokens for of_sequence in drafted]
 
     def observe(self, observed: ObservedRound) -> None:
         """Nothing to learn."""

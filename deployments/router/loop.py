@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.router.drafting import DraftClient, Drafting, Drafts
-from deployments.router.gamma import Candidate, GammaController, Reason
+from deployments.router.drafting import DraftClient, Drafting, Drafts, Wanted
+from deployments.router.gamma import Candidate, Drafted, GammaController, Reason
 from deployments.router.round import (
     RoundObserver,
     RoundRecord,
@@ -214,7 +214,7 @@ class RoundLoop:
             live.sequence.target.replica_id = reply.replica_id
             num_committed += commit(live.sequence, result)
             if request.draft_tokens:
-                outcomes.append(outcome(live.sequence, request, result))
+                outcomes.append(outcome(live.sequence, drafts[request.seq_id], result))
         record = RoundRecord(
             outcomes=tuple(outcomes),
             longest_draft=timing.longest_draft,
@@ -243,8 +243,10 @@ class RoundLoop:
         decision = self.gamma.choose(candidates)
         timing.reason = decision.reason
         wanted = [
-            (live.sequence, gamma)
-            for live, gamma in zip(members, decision.gammas, strict=True)
+            Wanted(sequence=live.sequence, gamma=gamma, stop_below=stop_below)
+            for live, gamma, stop_below in zip(
+                members, decision.gammas, decision.stop_below, strict=True
+            )
             if gamma > 0
         ]
         if self._drafting is None:
@@ -257,8 +259,23 @@ class RoundLoop:
         timing.draft_s = self._clock() - started
         timing.draft_compute_s = proposed.compute_s
         timing.is_draft_typical = proposed.is_typical
-        timing.longest_draft = max(gamma for _, gamma in ready)
-        return proposed.drafts
+        lengths = [len(draft.tokens) for draft in proposed.drafts.values()]
+        timing.longest_draft = max(lengths, default=0) or max(of.gamma for of in ready)
+        return self._keep(proposed.drafts, len(members))
+
+    def _keep(self, drafts: Drafts, num_members: int) -> Drafts:
+        """Those that are worth verifying."""
+        drafted = [
+            Drafted(
+                seq_id=seq_id, num_draft_tokens=len(draft.tokens), confidences=draft.confidences
+            )
+            for seq_id, draft in drafts.items()
+        ]
+        kept = self.gamma.keep(drafted, num_undrafted=num_members - len(drafted))
+        return {
+            seq_id: draft.first(num_kept)
+            for (seq_id, draft), num_kept in zip(drafts.items(), kept, strict=True)
+        }
 
     def _most_drafts(self, sequence: LiveSequence) -> int:
         """A round commits one token more than it accepts, so the last one needs no draft."""

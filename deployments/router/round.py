@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.router.drafting import Drafts
+from deployments.router.drafting import NO_DRAFT, Draft, Drafts
 from deployments.router.gamma import ObservedRound, Outcome, Reason
 from deployments.router.sequence import Sequence
 from workers.backlog import MAX_CATCH_UP
@@ -48,7 +48,7 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
-        draft_tokens=drafts.get(sequence.seq_id, ()),
+        draft_tokens=drafts.get(sequence.seq_id, NO_DRAFT).tokens,
         prompt_len=sequence.prompt_len,
         sampling=sequence.params.sampling,
         seed=sequence.params.seed,
@@ -72,15 +72,16 @@ def commit(sequence: Sequence, result: VerifyResult) -> int:
     return sequence.commit(result.tokens)
 
 
-def outcome(sequence: Sequence, request: VerifyRequest, result: VerifyResult) -> Outcome:
+def outcome(sequence: Sequence, draft: Draft, result: VerifyResult) -> Outcome:
     counts = sequence.counts
     counts.num_rounds += 1
-    counts.num_draft_tokens += len(request.draft_tokens)
+    counts.num_draft_tokens += len(draft.tokens)
     counts.num_tested += result.num_tested
     counts.num_accepted += result.num_accepted
     return Outcome(
         seq_id=sequence.seq_id,
-        num_draft_tokens=len(request.draft_tokens),
+        num_draft_tokens=len(draft.tokens),
         num_tested=result.num_tested,
         num_accepted=result.num_accepted,
+        confidences=draft.confidences,
     )

@@ -14,7 +14,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from workers.sampling import SamplingRow, gumbel_noise, noise_bits, process_logits, sample
+from workers.sampling import (
+    SamplingRow,
+    gumbel_noise,
+    noise_bits,
+    process_logits,
+    sample,
+    sample_with_confidence,
+)
 from workers.types import SamplingParams
 
 VOCAB_SIZE = 50
@@ -186,6 +193,38 @@ class TestProcessors:
         logits = make_logits()
         sample(logits, [make_row(temperature=0.5, top_k=3, logit_bias=((1, 2.0),))])
         assert torch.equal(logits, make_logits())
+
+
+class TestConfidence:
+    def test_greedy_confidence_is_the_probability(self) -> None:
+        tokens, confidences = sample_with_confidence(
+            make_logits(2), [make_row(temperature=0.0)] * 2
+        )
+        assert tokens == sample(make_logits(2), [make_row(temperature=0.0)] * 2)
+        probabilities = make_logits(2).softmax(-1)
+        assert confidences == pytest.approx(
+            [float(p[t]) for p, t in zip(probabilities, tokens, strict=True)]
+        )
+
+    def test_a_sampled_token_is_as_sure_as_the_noise_leaves_it(self) -> None:
+        """A law of one token is certain; of two that are equal, the noise decides, near or far."""
+        logits = torch.full((1, VOCAB_SIZE), -1e9)
+        logits[0, 5] = 0.0
+        assert sample_with_confidence(logits, [make_row()])[1] == [1.0]
+        logits[0, 6] = 0.0
+        rows = [make_row(position=i) for i in range(200)]
+        tokens, confidences = sample_with_confidence(logits.expand(200, -1), rows)
+        assert set(tokens) == {5, 6}
+        assert 0.5 <= min(confidences) < 0.6
+        assert max(confidences) > 0.95
+
+    def test_rows_are_as_sure_as_alone(self) -> None:
+        rows = [make_row(temperature=t, seed=i) for i, t in enumerate([0.0, 0.7, 0.0, 1.2])]
+        together = sample_with_confidence(make_logits(4), rows)
+        for i, row in enumerate(rows):
+            tokens, confidences = sample_with_confidence(make_logits(4)[i : i + 1], [row])
+            assert tokens == [together[0][i]]
+            assert confidences == pytest.approx([together[1][i]])
 
 
 class TestLaw:

@@ -1,4 +1,4 @@
-"""The target and the drafter as workers: exactness, soft state, chunking, shortage of blocks."""
+"""The target as a worker: exactness, soft state, chunking, shortage of blocks."""
 
 import dataclasses
 import random
@@ -9,62 +9,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.tiny_models import VOCAB_SIZE
-from workers.drafters.model import ModelDrafter
+from tests.workers.decoding import (
+    CACHE,
+    GREEDY,
+    PENALISED,
+    SAMPLED,
+    Drafts,
+    generate,
+    make_prompt,
+)
 from workers.errors import ConfigError, ContextLengthError
 from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest
-
-CACHE = CacheOptions(block_size=4, max_num_seqs=8)
-GREEDY = SamplingParams(temperature=0.0)
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
-PENALISED = SamplingParams(
-    temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2
-)
-
-Drafts = Callable[[str, Sequence[int]], Sequence[int]]
-
-
-def make_prompt(seed: int, length: int) -> list[int]:
-    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
-
-
-def generate(
-    target: Target,
-    prompt: Sequence[int],
-    num_tokens: int,
-    *,
-    sampling: SamplingParams = GREEDY,
-    drafts: Drafts = lambda *_: (),
-    seq_id: str = "s",
-    seed: int = 1,
-    forget_every: int | None = None,
-) -> list[int]:
-    """What a router does, for one sequence and without one."""
-    tokens, cached_len, num_rounds = list(prompt), 0, 0
-    while len(tokens) < len(prompt) + num_tokens:
-        num_rounds += 1
-        if forget_every and num_rounds % forget_every == 0:
-            target.release([seq_id])
-        request = VerifyRequest(
-            seq_id=seq_id,
-            base_len=cached_len,
-            new_tokens=tuple(tokens[cached_len:]),
-            draft_tokens=tuple(drafts(seq_id, tokens)) if cached_len else (),
-            prompt_len=len(prompt),
-            sampling=sampling,
-            seed=seed,
-        )
-        (result,) = target.verify([request])
-        target.check_integrity()
-        if result.needs_tokens_from is not None:
-            cached_len = result.needs_tokens_from
-            continue
-        cached_len = len(tokens) + result.num_accepted
-        tokens += result.tokens
-    target.release([seq_id])
-    return tokens[len(prompt) : len(prompt) + num_tokens]
+from workers.types import SamplingParams, VerifyRequest
 
 
 def random_drafts(length: int, seed: int = 0) -> Drafts:
@@ -357,95 +315,3 @@ class TestCacheSize:
     def test_no_more_is_allocated_than_can_be_used(self, tiny_model: Callable[..., Model]) -> None:
         target = Target(tiny_model("llama"), CacheOptions(block_size=16, max_num_seqs=3))
         assert target.info.num_blocks == 3 * 256 // 16
-
-
-class TestDrafter:
-    def propose(
-        self, drafter: ModelDrafter, seq_id: str, base_len: int, tokens: Sequence[int], k: int,
-        sampling: SamplingParams = GREEDY,
-    ) -> tuple[int, ...]:  # fmt: skip
-        (result,) = drafter.propose(
-            [
-                ProposeRequest(
-                    seq_id=seq_id,
-                    base_len=base_len,
-                    new_tokens=tuple(tokens[base_len:]),
-                    k=k,
-                    prompt_len=1,
-                    sampling=sampling,
-                    seed=1,
-                )
-            ]
-        )
-        drafter.check_integrity()
-        assert result.needs_tokens_from is None
-        return result.draft_tokens
-
-    @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED])
-    def test_a_drafter_that_is_the_target_is_always_right(
-        self, sampling: SamplingParams, tiny_model: Callable[..., Model]
-    ) -> None:
-        """Also proves the catch-up after full acceptance: a hole in its cache would be seen."""
-        model, prompt = tiny_model("llama"), make_prompt(2, 40)
-        truth = generate(Target(model, CACHE), prompt, 60, sampling=sampling, seed=1)
-        drafter = ModelDrafter(model, CACHE, max_batched_tokens=16)
-        tokens, base_len = list(prompt), 0
-        for k in (4, 1, 8, 3, 4, 5):
-            (result,) = drafter.propose(
-                [
-                    ProposeRequest(
-                        seq_id="s",
-                        base_len=base_len,
-                        new_tokens=tuple(tokens[base_len:]),
-                        k=k,
-                        prompt_len=40,
-                        sampling=sampling,
-                        seed=1,
-                    )
-                ]
-            )
-            done = len(tokens) - 40
-            assert list(result.draft_tokens) == truth[done : done + k]
-            base_len = len(tokens)
-            tokens += truth[done : done + k + 1]
-            drafter.check_integrity()
-
-    def test_rejections_leave_nothing_behind(self, tiny_model: Callable[..., Model]) -> None:
-        model, prompt = tiny_model("llama"), make_prompt(4, 10)
-        drafter = ModelDrafter(model, CACHE)
-        first = self.propose(drafter, "s", 0, prompt, 5)
-        committed = [*prompt, first[0], (first[1] + 1) % VOCAB_SIZE]
-        second = self.propose(drafter, "s", len(prompt), committed, 5)
-        fresh = self.propose(ModelDrafter(model, CACHE), "s", 0, committed, 5)
-        assert second == fresh
-
-    def test_each_sequence_gets_its_own_k_as_if_alone(
-        self, tiny_model: Callable[..., Model]
-    ) -> None:
-        model = tiny_model("qwen2")
-        prompts = [make_prompt(i, n) for i, n in enumerate([3, 50, 17, 20])]
-        ks = [0, 5, 2, 7]
-        drafter = ModelDrafter(model, CACHE)
-        results = drafter.propose(
-            [
-                ProposeRequest(
-                    seq_id=str(i), base_len=0, new_tokens=tuple(p), k=k, prompt_len=1,
-                    sampling=SAMPLED, seed=1,
-                )
-                for i, (p, k) in enumerate(zip(prompts, ks, strict=True))
-            ]
-        )  # fmt: skip
-        assert [len(result.draft_tokens) for result in results] == ks
-        for prompt, k, result in zip(prompts, ks, results, strict=True):
-            alone = self.propose(ModelDrafter(model, CACHE), "s", 0, prompt, k, SAMPLED)
-            assert result.draft_tokens == alone
-
-    def test_missing_tokens_are_asked_for(self, tiny_model: Callable[..., Model]) -> None:
-        drafter = ModelDrafter(tiny_model("llama"), CACHE)
-        request = ProposeRequest(seq_id="s", base_len=7, new_tokens=(1,), k=2, prompt_len=1)
-        (result,) = drafter.propose([request])
-        assert result.needs_tokens_from == 0
-
-    def test_drafts_stop_where_the_context_ends(self, tiny_model: Callable[..., Model]) -> None:
-        drafter = ModelDrafter(tiny_model("llama"), CacheOptions(block_size=4, max_model_len=16))
-        assert len(self.propose(drafter, "s", 0, make_prompt(0, 13), 8)) == 3

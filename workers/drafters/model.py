@@ -1,5 +1,6 @@
 """The model drafter: a small model that guesses what the target will say."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,12 +10,14 @@ from workers.backlog import WorkItem
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions, Run
-from workers.sampling import SamplingRow, sample
+from workers.sampling import SamplingRow, sample_with_confidence
 from workers.step_worker import StepWorker
 from workers.types import ProposeRequest, ProposeResult
 
 # Of bf16 weights: in fp32 they still fit a core's caches.
 SMALL_MODEL_BYTES = 8 * 1024**2
+# Of a confidence; more would only lengthen messages.
+CONFIDENCE_DIGITS = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +32,12 @@ class _Drafting:
     is_last: bool
     """Whether the item is answered after this step."""
     draft_tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+
+    @property
+    def wants_more(self) -> bool:
+        is_sure = math.prod(self.confidences) >= self.item.request.stop_below
+        return is_sure and len(self.draft_tokens) < self.k
 
     @property
     def sequence(self) -> CachedSequence:
@@ -78,8 +87,8 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         if not plan:
             return [], False
         self._catch_up(plan)
-        drafting = [entry for entry in plan if entry.k > 0]
-        while drafting := [e for e in drafting if len(e.draft_tokens) < e.k]:
+        drafting = plan
+        while drafting := [entry for entry in drafting if entry.wants_more]:
             self._draft(drafting)
         return [self._answer(entry) for entry in plan if entry.is_last], True
 
@@ -149,13 +158,20 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     def _run_and_sample(self, runs: list[Run], drafting: list[_Drafting]) -> None:
         logits = self._paged.run(runs)
-        rows = [_sampling_row(entry) for entry in drafting]
-        for entry, token in zip(drafting, sample(logits, rows) if rows else (), strict=True):
+        if not drafting:
+            return
+        tokens, confidences = sample_with_confidence(logits, [_sampling_row(e) for e in drafting])
+        for entry, token, confidence in zip(drafting, tokens, confidences, strict=True):
             entry.draft_tokens.append(token)
+            entry.confidences.append(round(confidence, CONFIDENCE_DIGITS))
 
     def _answer(self, entry: _Drafting) -> ProposeResult:
         self._backlog.finish(entry.item)
-        return ProposeResult(seq_id=entry.sequence.seq_id, draft_tokens=tuple(entry.draft_tokens))
+        return ProposeResult(
+            seq_id=entry.sequence.seq_id,
+            draft_tokens=tuple(entry.draft_tokens),
+            confidences=tuple(entry.confidences),
+        )
 
 
 def _sampling_row(entry: _Drafting) -> SamplingRow:

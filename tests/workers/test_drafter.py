@@ -1,0 +1,129 @@
+"""The model drafter as a worker: what it drafts, how sure it is, and what it keeps."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tests.tiny_models import VOCAB_SIZE
+from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
+from workers.drafters.model import ModelDrafter
+from workers.model import Model
+from workers.paged_model import CacheOptions
+from workers.target import Target
+from workers.types import ProposeRequest, ProposeResult, SamplingParams
+
+
+def propose(
+    drafter: ModelDrafter, seq_id: str, base_len: int, tokens: Sequence[int], k: int,
+    sampling: SamplingParams = GREEDY, stop_below: float = 0.0,
+) -> ProposeResult:  # fmt: skip
+    (result,) = drafter.propose(
+        [
+            ProposeRequest(
+                seq_id=seq_id,
+                base_len=base_len,
+                new_tokens=tuple(tokens[base_len:]),
+                k=k,
+                stop_below=stop_below,
+                prompt_len=1,
+                sampling=sampling,
+                seed=1,
+            )
+        ]
+    )
+    drafter.check_integrity()
+    assert result.needs_tokens_from is None
+    return result
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED])
+def test_a_drafter_that_is_the_target_is_always_right(
+    sampling: SamplingParams, tiny_model: Callable[..., Model]
+) -> None:
+    """Also proves the catch-up after full acceptance: a hole in its cache would be seen."""
+    model, prompt = tiny_model("llama"), make_prompt(2, 40)
+    truth = generate(Target(model, CACHE), prompt, 60, sampling=sampling, seed=1)
+    drafter = ModelDrafter(model, CACHE, max_batched_tokens=16)
+    tokens, base_len = list(prompt), 0
+    for k in (4, 1, 8, 3, 4, 5):
+        (result,) = drafter.propose(
+            [
+                ProposeRequest(
+                    seq_id="s",
+                    base_len=base_len,
+                    new_tokens=tuple(tokens[base_len:]),
+                    k=k,
+                    prompt_len=40,
+                    sampling=sampling,
+                    seed=1,
+                )
+            ]
+        )
+        done = len(tokens) - 40
+        assert list(result.draft_tokens) == truth[done : done + k]
+        base_len = len(tokens)
+        tokens += truth[done : done + k + 1]
+        drafter.check_integrity()
+
+
+def test_rejections_leave_nothing_behind(tiny_model: Callable[..., Model]) -> None:
+    model, prompt = tiny_model("llama"), make_prompt(4, 10)
+    drafter = ModelDrafter(model, CACHE)
+    first = propose(drafter, "s", 0, prompt, 5).draft_tokens
+    committed = [*prompt, first[0], (first[1] + 1) % VOCAB_SIZE]
+    second = propose(drafter, "s", len(prompt), committed, 5)
+    fresh = propose(ModelDrafter(model, CACHE), "s", 0, committed, 5)
+    assert second == fresh
+
+
+def test_each_sequence_gets_its_own_k_as_if_alone(tiny_model: Callable[..., Model]) -> None:
+    model = tiny_model("qwen2")
+    prompts = [make_prompt(i, n) for i, n in enumerate([3, 50, 17, 20])]
+    ks = [0, 5, 2, 7]
+    drafter = ModelDrafter(model, CACHE)
+    results = drafter.propose(
+        [
+            ProposeRequest(
+                seq_id=str(i), base_len=0, new_tokens=tuple(p), k=k, prompt_len=1,
+                sampling=SAMPLED, seed=1,
+            )
+            for i, (p, k) in enumerate(zip(prompts, ks, strict=True))
+        ]
+    )  # fmt: skip
+    assert [len(result.draft_tokens) for result in results] == ks
+    for prompt, k, result in zip(prompts, ks, results, strict=True):
+        alone = propose(ModelDrafter(model, CACHE), "s", 0, prompt, k, SAMPLED)
+        assert result == dataclasses.replace(alone, seq_id=result.seq_id)
+
+
+def test_missing_tokens_are_asked_for(tiny_model: Callable[..., Model]) -> None:
+    drafter = ModelDrafter(tiny_model("llama"), CACHE)
+    request = ProposeRequest(seq_id="s", base_len=7, new_tokens=(1,), k=2, prompt_len=1)
+    (result,) = drafter.propose([request])
+    assert result.needs_tokens_from == 0
+
+
+def test_drafts_stop_where_the_context_ends(tiny_model: Callable[..., Model]) -> None:
+    drafter = ModelDrafter(tiny_model("llama"), CacheOptions(block_size=4, max_model_len=16))
+    assert len(propose(drafter, "s", 0, make_prompt(0, 13), 8).draft_tokens) == 3
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_drafting_ends_with_the_draft_that_is_not_sure(
+    sampling: SamplingParams, tiny_model: Callable[..., Model]
+) -> None:
+    model, prompt = tiny_model("llama"), make_prompt(3, 20)
+    whole = propose(ModelDrafter(model, CACHE), "s", 0, prompt, 8, sampling)
+    assert len(whole.confidences) == len(whole.draft_tokens) == 8
+    assert all(0.0 < confidence <= 1.0 for confidence in whole.confidences)
+    products = [math.prod(whole.confidences[: n + 1]) for n in range(8)]
+    for length in (1, 3, 6):
+        drafter = ModelDrafter(model, CACHE)
+        stop_below = (products[length - 1] + ([1.0, *products])[length - 1]) / 2
+        short = propose(drafter, "s", 0, prompt, 8, sampling, stop_below)
+        assert short.draft_tokens == whole.draft_tokens[:length]
+        assert short.confidences == whole.confidences[:length]
+        again = propose(drafter, "s", len(prompt), [*prompt, *short.draft_tokens], 2, sampling)
+        assert again.draft_tokens == whole.draft_tokens[length : length + 2]
