@@ -89,6 +89,9 @@ class AppArgs(BaseModel):
     gamma: Gamma = "dynamic"
     """How many draft tokens a round verifies per sequence: a number, 0 to decode plainly, or
     `dynamic` to choose by what they cost and how many are accepted."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Whether the drafter goes on while the target verifies, as if all were accepted: `auto` finds
+    out whether that pays, which on shared cores it may not."""
     tensor_parallel_size: int = 1
     """Ranks that share the target's weights; only 1 so far."""
     verification: Literal["coupled"] = "coupled"

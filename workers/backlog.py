@@ -24,7 +24,7 @@ class WorkItem(Generic[RequestT]):
     request: RequestT
     sequence: CachedSequence
     remaining: tuple[int, ...]
-    """Committed tokens still to run, the newest last."""
+    """Committed and assumed tokens still to run, the newest last."""
 
     @property
     def is_prefill(self) -> bool:
@@ -52,10 +52,11 @@ class Backlog(Generic[RequestT]):
         Returns None, or the length of the cache when it lacks tokens below `base_len`.
         Raises ContextLengthError if the sequence could never fit.
         """
-        length = request.base_len + len(request.new_tokens)
+        tokens = request.new_tokens + request.assumed_tokens
+        length = request.base_len + len(tokens)
         if not request.new_tokens or length > self._max_model_len:
             raise ContextLengthError(
-                f"sequence {request.seq_id} has {length} tokens, {len(request.new_tokens)} of them "
+                f"sequence {request.seq_id} has {length} tokens, {len(tokens)} of them "
                 f"new; it must have at least one new and at most {self._max_model_len} in all"
             )
         self.discard(request.seq_id)
@@ -63,7 +64,7 @@ class Backlog(Generic[RequestT]):
         if request.base_len > cached_len:
             return cached_len
         sequence, remaining = self._sequences.synchronise(
-            request.seq_id, request.base_len, request.new_tokens, salt=request.cache_salt
+            request.seq_id, request.base_len, tokens, salt=request.cache_salt
         )
         if remaining is None:
             return sequence.cached_len

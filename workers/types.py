@@ -67,6 +67,11 @@ class VerifyRequest:
     cache_salt: str = ""
     """Prompts share cached prefixes with those of the same salt only."""
 
+    @property
+    def assumed_tokens(self) -> tuple[int, ...]:
+        """None: drafts are judged."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
@@ -93,6 +98,8 @@ class ProposeRequest:
     """Committed tokens the caller believes to be cached by the drafter."""
     new_tokens: tuple[int, ...]
     """Committed tokens from `base_len` on; at least one."""
+    assumed_tokens: tuple[int, ...] = ()
+    """Tokens that may be committed next: drafts continue from them."""
     k: int
     stop_below: float = 0.0
     """Drafting ends with the draft at which the product of the confidences falls below this."""
@@ -140,6 +147,8 @@ class WorkRequest(Protocol):
     def base_len(self) -> int: ...
     @property
     def new_tokens(self) -> tuple[int, ...]: ...
+    @property
+    def assumed_tokens(self) -> tuple[int, ...]: ...
     @property
     def cache_salt(self) -> str: ...
 

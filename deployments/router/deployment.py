@@ -44,7 +44,9 @@ class Router:
         from deployments.router.admission import AdmissionLimits
         from deployments.router.dynamic_gamma import make_controller
         from deployments.router.loop import LoopOptions, RoundLoop
+        from deployments.router.overlap import make_overlap
         from deployments.router.service import GenerationService, ServedModel
+        from deployments.router.speculation import Policies
         from deployments.router.tokenizer import load_tokenizer
         from deployments.transport.messages import PROPOSE, VERIFY
 
@@ -65,9 +67,12 @@ class Router:
                 with_streams=args.has_streams(args.num_target_groups),
             ),
             drafts=drafts,
-            gamma=make_controller(args.gamma),
-            max_gamma=args.num_speculative_tokens,
-            max_drafted_len=max_drafted_len,
+            policies=Policies(
+                gamma=make_controller(args.gamma),
+                overlap=make_overlap(args.overlap),
+                max_gamma=args.num_speculative_tokens,
+                max_drafted_len=max_drafted_len,
+            ),
             observer=self._metrics,
             options=LoopOptions(
                 draft_timeout_s=args.draft_timeout_s,
@@ -114,7 +119,7 @@ class Router:
         """
         from deployments.router.dynamic_gamma import make_controller
 
-        self._loop.gamma = make_controller(RouterConfig.model_validate(user_config).gamma)
+        self._loop.use_gamma(make_controller(RouterConfig.model_validate(user_config).gamma))
 
     async def num_live(self) -> int:
         """Completions in the round loop."""

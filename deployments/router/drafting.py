@@ -27,6 +27,7 @@ class Wanted:
     sequence: LiveSequence
     gamma: int
     stop_below: float = 0.0
+    assumed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,15 @@ class Draft:
 
     def first(self, num_tokens: int) -> "Draft":
         return Draft(tokens=self.tokens[:num_tokens], confidences=self.confidences[:num_tokens])
+
+    def after(self, num_tokens: int) -> "Draft":
+        """What is left without the first tokens."""
+        return Draft(tokens=self.tokens[num_tokens:], confidences=self.confidences[num_tokens:])
+
+    def __add__(self, other: "Draft") -> "Draft":
+        return Draft(
+            tokens=self.tokens + other.tokens, confidences=self.confidences + other.confidences
+        )
 
 
 NO_DRAFT = Draft()
@@ -134,7 +144,9 @@ class Drafting:
             for of_sequence, request, result in zip(wanted, batch, reply.results, strict=True)
             if _note(of_sequence.sequence, request, result, reply.replica_id)
         }
-        num_own = sum(len(request.new_tokens) + request.k for request in batch)
+        num_own = sum(
+            len(request.new_tokens) + len(request.assumed_tokens) + request.k for request in batch
+        )
         return Proposed(
             drafts=drafts,
             compute_s=reply.compute_s,
@@ -174,6 +186,7 @@ def _request(wanted: Wanted) -> ProposeRequest:
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
+        assumed_tokens=wanted.assumed,
         k=wanted.gamma,
         stop_below=wanted.stop_below,
         prompt_len=sequence.prompt_len,

@@ -49,7 +49,7 @@ PRICES = (2.0, 0.7, 0.5)
 verified than seems best."""
 MOST_SAMPLES = 64
 FEWEST_SAMPLES = 8
-"""Foreseen drafts of a sequence: more would only take time, and with many sequences each has others."""
+"""Foreseen drafts of a sequence: more only take time. With many sequences, each has others."""
 IDLE_PATHS = 24
 """Of the last drafts, those that count while nothing is drafted."""
 STOP_MARGIN = 0.5

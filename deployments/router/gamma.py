@@ -54,6 +54,10 @@ class ObservedRound:
     """Whether the drafters did nothing else meanwhile, such as catching up on a prompt."""
     is_verify_typical: bool
     """Whether the round was one step of the target, that had not to wait for another."""
+    is_overlapped: bool
+    """Whether drafters went on during the verification."""
+    is_after_overlap: bool
+    """Whether drafters had gone on during the verification before this round."""
     draft_s: float
     """The way to the drafters and back included."""
     verify_s: float

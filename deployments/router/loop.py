@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.router.drafting import DraftClient, Drafting, Drafts, Wanted
-from deployments.router.gamma import Candidate, Drafted, GammaController, Reason
+from deployments.router.drafting import DraftClient
+from deployments.router.gamma import GammaController, Outcome
 from deployments.router.round import (
     RoundObserver,
     RoundRecord,
@@ -25,10 +25,11 @@ from deployments.router.round import (
 )
 from deployments.router.sequence import Placement
 from deployments.router.sequence import Sequence as LiveSequence
+from deployments.router.speculation import Policies, Speculated, Speculation
 from deployments.transport.worker_client import WorkerClient
 from workers.backlog import MAX_CATCH_UP
 from workers.errors import TandemError, TargetUnavailableError, WorkerLostError
-from workers.types import VerifyRequest, VerifyResult
+from workers.types import Reply, VerifyRequest, VerifyResult
 
 logger = logging.getLogger(__name__)
 
@@ -63,17 +64,6 @@ class _Live:
     failing_since: float | None = None
 
 
-@dataclass(slots=True)
-class _Timing:
-    reason: Reason = Reason.FIXED
-    longest_draft: int = 0
-    is_draft_typical: bool = False
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    draft_compute_s: float = 0.0
-    verify_compute_s: float = 0.0
-
-
 class RoundLoop:
     """Owns the live sequences of one router."""
 
@@ -82,30 +72,23 @@ class RoundLoop:
         *,
         targets: TargetClient,
         drafts: DraftClient | None,
-        gamma: GammaController,
-        max_gamma: int,
-        max_drafted_len: int,
+        policies: Policies,
         observer: RoundObserver,
         options: LoopOptions,
         clock: Callable[[], float],
     ) -> None:
-        """`max_drafted_len`: the longest sequence, drafts included, that both workers can hold.
-
-        `gamma` may be replaced at any time, by assignment.
-        """
         self._targets = targets
         self._drafts = drafts
-        self.gamma = gamma
-        self._max_gamma = max_gamma
-        self._max_drafted_len = max_drafted_len
         self._observer = observer
         self._options = options
         self._clock = clock
-        self._drafting: Drafting | None = None
-        if drafts is not None:
-            self._drafting = Drafting(
-                drafts, timeout_s=options.draft_timeout_s, on_done=self._release
-            )
+        self._speculation = Speculation(
+            drafts,
+            policies,
+            timeout_s=options.draft_timeout_s,
+            on_done=self._release,
+            clock=clock,
+        )
         self._live: dict[str, _Live] = {}
         self._busy_targets: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,6 +97,10 @@ class RoundLoop:
     @property
     def num_live(self) -> int:
         return len(self._live)
+
+    def use_gamma(self, gamma: GammaController) -> None:
+        """Go on with another controller."""
+        self._speculation.gamma = gamma
 
     def add(self, sequence: LiveSequence) -> None:
         """Take a sequence on; its stream ends by itself, or by `cancel`."""
@@ -135,8 +122,7 @@ class RoundLoop:
     async def close(self) -> None:
         """Stop all rounds; the sequences are lost."""
         self._is_closed = True
-        if self._drafting is not None:
-            self._drafting.close()
+        self._speculation.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,6 +133,7 @@ class RoundLoop:
             return
         now = self._clock()
         groups: dict[str, list[_Live]] = {}
+        waiting: list[LiveSequence] = []
         for live in self._live.values():
             if live.in_round or live.not_before > now:
                 continue
@@ -155,11 +142,15 @@ class RoundLoop:
             is_uncached = target.replica_id is None or target.cached_len == 0
             if is_uncached or num_missing > MAX_CATCH_UP:
                 self._spawn_round(target.replica_id, [live])
-            elif target.replica_id is not None and target.replica_id not in self._busy_targets:
+            elif target.replica_id in self._busy_targets:
+                waiting.append(live.sequence)
+            elif target.replica_id is not None:
                 groups.setdefault(target.replica_id, []).append(live)
         for replica_id, members in groups.items():
             self._busy_targets.add(replica_id)
             self._spawn_round(replica_id, members, is_shared=True)
+        if waiting:
+            contextvars.Context().run(self._speculation.prepare, waiting)  # see _spawn
 
     def _spawn_round(
         self, replica_id: str | None, members: list[_Live], *, is_shared: bool = False
@@ -192,13 +183,13 @@ class RoundLoop:
 
     async def _draft_verify_commit(self, replica_id: str | None, members: list[_Live]) -> None:
         started = self._clock()
-        timing = _Timing()
-        drafts = await self._propose(members, timing)
+        speculated = await self._speculation.draft([live.sequence for live in members])
         members = [live for live in members if not live.sequence.is_done]
         if not members:
             return
-        batch = [verify_request(live.sequence, drafts) for live in members]
+        batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
+        is_overlapped = self._speculation.go_on(speculated)
         try:
             reply = await self._targets.call(
                 replica_id, batch, timeout_s=self._options.verify_timeout_s
@@ -206,83 +197,47 @@ class RoundLoop:
         except WorkerLostError as error:
             self._lose_target(members, error)
             return
-        timing.verify_s = self._clock() - verify_started
-        timing.verify_compute_s = reply.compute_s
+        verify_s = self._clock() - verify_started
+        outcomes, num_committed = self._commit(members, batch, reply, speculated)
+        record = RoundRecord(
+            outcomes=outcomes,
+            longest_draft=speculated.longest_draft,
+            num_tokens=reply.num_tokens,
+            is_draft_typical=speculated.is_typical,
+            is_verify_typical=reply.num_steps == 1,
+            is_overlapped=is_overlapped,
+            is_after_overlap=speculated.is_after_overlap,
+            reason=speculated.reason,
+            is_prefill=any(is_prefill(request) for request in batch),
+            num_sequences=len(members),
+            num_live=self.num_live,
+            num_committed=num_committed,
+            draft_s=speculated.draft_s,
+            verify_s=verify_s,
+            draft_compute_s=speculated.compute_s,
+            verify_compute_s=reply.compute_s,
+            total_s=self._clock() - started,
+        )
+        self._speculation.observe(record)
+        self._observer.observe_round(record)
+
+    def _commit(
+        self,
+        members: Sequence[_Live],
+        batch: Sequence[VerifyRequest],
+        reply: Reply[VerifyResult],
+        speculated: Speculated,
+    ) -> tuple[tuple[Outcome, ...], int]:
+        """What became of the drafts, and how many tokens were committed."""
         outcomes, num_committed = [], 0
         for live, request, result in zip(members, batch, reply.results, strict=True):
             live.failing_since = None
             live.sequence.target.replica_id = reply.replica_id
             num_committed += commit(live.sequence, result)
             if request.draft_tokens:
-                outcomes.append(outcome(live.sequence, drafts[request.seq_id], result))
-        record = RoundRecord(
-            outcomes=tuple(outcomes),
-            longest_draft=timing.longest_draft,
-            num_tokens=reply.num_tokens,
-            is_draft_typical=timing.is_draft_typical,
-            is_verify_typical=reply.num_steps == 1,
-            reason=timing.reason,
-            is_prefill=any(is_prefill(request) for request in batch),
-            num_sequences=len(members),
-            num_live=self.num_live,
-            num_committed=num_committed,
-            draft_s=timing.draft_s,
-            verify_s=timing.verify_s,
-            draft_compute_s=timing.draft_compute_s,
-            verify_compute_s=timing.verify_compute_s,
-            total_s=self._clock() - started,
-        )
-        self.gamma.observe(record)
-        self._observer.observe_round(record)
-
-    async def _propose(self, members: list[_Live], timing: _Timing) -> Drafts:
-        candidates = [
-            Candidate(seq_id=live.sequence.seq_id, max_gamma=self._most_drafts(live.sequence))
-            for live in members
-        ]
-        decision = self.gamma.choose(candidates)
-        timing.reason = decision.reason
-        wanted = [
-            Wanted(sequence=live.sequence, gamma=gamma, stop_below=stop_below)
-            for live, gamma, stop_below in zip(
-                members, decision.gammas, decision.stop_below, strict=True
-            )
-            if gamma > 0
-        ]
-        if self._drafting is None:
-            return {}
-        ready = self._drafting.take_ready(wanted)
-        if not ready:
-            return {}
-        started = self._clock()
-        proposed = await self._drafting.propose(ready)
-        timing.draft_s = self._clock() - started
-        timing.draft_compute_s = proposed.compute_s
-        timing.is_draft_typical = proposed.is_typical
-        lengths = [len(draft.tokens) for draft in proposed.drafts.values()]
-        timing.longest_draft = max(lengths, default=0) or max(of.gamma for of in ready)
-        return self._keep(proposed.drafts, len(members))
-
-    def _keep(self, drafts: Drafts, num_members: int) -> Drafts:
-        """Those that are worth verifying."""
-        drafted = [
-            Drafted(
-                seq_id=seq_id, num_draft_tokens=len(draft.tokens), confidences=draft.confidences
-            )
-            for seq_id, draft in drafts.items()
-        ]
-        kept = self.gamma.keep(drafted, num_undrafted=num_members - len(drafted))
-        return {
-            seq_id: draft.first(num_kept)
-            for (seq_id, draft), num_kept in zip(drafts.items(), kept, strict=True)
-        }
-
-    def _most_drafts(self, sequence: LiveSequence) -> int:
-        """A round commits one token more than it accepts, so the last one needs no draft."""
-        if self._drafting is None:
-            return 0
-        room = self._max_drafted_len - len(sequence.tokens)
-        return max(0, min(self._max_gamma, sequence.num_remaining - 1, room))
+                draft = speculated.drafts[request.seq_id]
+                outcomes.append(outcome(live.sequence, draft, result))
+        return tuple(outcomes), num_committed
 
     def _lose_target(self, members: list[_Live], error: WorkerLostError) -> None:
         """Let the sequences ask another target after a while, or fail when that lasts too long."""
@@ -306,7 +261,7 @@ class RoundLoop:
             asyncio.get_running_loop().call_later(pause_s + 0.01, self._start_rounds)
 
     def _release(self, sequence: LiveSequence) -> None:
-        self.gamma.forget(sequence.seq_id)
+        self._speculation.forget(sequence)
         self._release_target(sequence)
         if self._drafts is not None:
             self._spawn_release(self._drafts, sequence.draft, sequence.seq_id)

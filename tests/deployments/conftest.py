@@ -1,7 +1,47 @@
+import asyncio
+from pathlib import Path
+
 import pytest
 import torch
+
+from deployments.router.sequence import GenerationParams
+from tests.deployments.loops import GREEDY, Models, make_params, run_all, running_loop
+from tests.tiny_models import save_model
+from workers.model import load_model
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder: Path = tmp_path_factory.mktemp("pair")
+    name = save_model(folder)
+    target = load_model(name, dtype="float32", device="cpu")
+    draft = load_model(name, dtype="float32", device="cpu")
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.module.parameters():
+            parameter += torch.randn_like(parameter) * 0.02
+    return Models(target=target, draft=draft)
+
+
+@pytest.fixture(scope="session")
+def all_params() -> list[GenerationParams]:
+    return [make_params(seed) for seed in range(12)] + [
+        make_params(seed, sampling=GREEDY) for seed in range(12, 16)
+    ]
+
+
+@pytest.fixture(scope="session")
+def plain(models: Models, all_params: list[GenerationParams]) -> list[list[int]]:
+    """Each sequence alone, without drafts."""
+
+    async def run() -> list[list[int]]:
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            streams = await run_all(loop, all_params, concurrency=1)
+            return [stream.token_ids for stream in streams]
+
+    return asyncio.run(run())

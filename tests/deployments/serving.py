@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from deployments.router.admission import AdmissionLimits
 from deployments.router.gamma import FixedGamma
 from deployments.router.loop import LoopOptions, RoundLoop
+from deployments.router.overlap import FixedOverlap
 from deployments.router.service import GenerationService, ServedModel
+from deployments.router.speculation import Policies
 from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
@@ -37,9 +39,12 @@ async def local_serving(
     loop = RoundLoop(
         targets=targets,
         drafts=drafts,
-        gamma=FixedGamma(4),
-        max_gamma=8,
-        max_drafted_len=info.max_model_len,
+        policies=Policies(
+            gamma=FixedGamma(4),
+            overlap=FixedOverlap(is_on=False),
+            max_gamma=8,
+            max_drafted_len=info.max_model_len,
+        ),
         observer=RecordingObserver(),
         options=LoopOptions(recovery_timeout_s=0.5),
         clock=time.monotonic,

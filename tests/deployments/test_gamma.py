@@ -159,6 +159,8 @@ def simulate(
             num_tokens=num_tokens,
             is_draft_typical=True,
             is_verify_typical=True,
+            is_overlapped=False,
+            is_after_overlap=False,
             draft_s=machine.draft_s(longest) * rng.uniform(0.9, 1.1),
             verify_s=machine.verify_s(num_tokens) * rng.uniform(0.9, 1.1),
         )
@@ -378,7 +380,8 @@ class TestDynamicGamma:
             (gamma,) = controller.choose(candidates).gammas
             observed = ObservedRound(
                 outcomes=(), longest_draft=0, num_tokens=1, is_draft_typical=True,
-                is_verify_typical=True, draft_s=0.0, verify_s=CPU.verify_s(1),
+                is_verify_typical=True, is_overlapped=False, is_after_overlap=False, draft_s=0.0,
+                verify_s=CPU.verify_s(1),
             )  # fmt: skip
             controller.observe(observed)
             return gamma

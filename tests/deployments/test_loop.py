@@ -2,222 +2,58 @@
 behind."""
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
 import pytest
-import torch
 
-from deployments.router.gamma import FixedGamma
-from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.sequence import Delta, FinishReason, GenerationParams
-from deployments.router.sequence import Sequence as LiveSequence
-from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver, ScriptedDrafter
-from tests.tiny_models import VOCAB_SIZE, save_model
-from workers.drafters.model import ModelDrafter
-from workers.errors import TandemError, TargetUnavailableError
-from workers.model import Model, load_model
+from deployments.router.loop import LoopOptions
+from deployments.router.sequence import FinishReason, GenerationParams
+from tests.deployments.loops import (
+    DRAFTERS,
+    NUM_TOKENS,
+    Models,
+    Stream,
+    make_params,
+    model_drafts,
+    run_all,
+    running_loop,
+    wait_until,
+)
+from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
+from workers.errors import TargetUnavailableError
 from workers.paged_model import CacheOptions
-from workers.target import Target
-from workers.types import SamplingParams
-
-CACHE = CacheOptions(block_size=4, max_num_seqs=32)
-SAMPLED = SamplingParams(temperature=0.8)
-GREEDY = SamplingParams(temperature=0.0)
-NUM_TOKENS = 40
-FAST = LoopOptions(draft_timeout_s=5.0, verify_timeout_s=30.0, recovery_timeout_s=30.0)
-
-
-@dataclass(frozen=True)
-class Models:
-    target: Model
-    draft: Model
-    """The target, slightly off: a draft that is often right."""
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    folder: Path = tmp_path_factory.mktemp("pair")
-    name = save_model(folder)
-    target = load_model(name, dtype="float32", device="cpu")
-    draft = load_model(name, dtype="float32", device="cpu")
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.module.parameters():
-            parameter += torch.randn_like(parameter) * 0.02
-    return Models(target=target, draft=draft)
-
-
-def make_params(
-    seed: int, *, sampling: SamplingParams = SAMPLED, max_tokens: int = NUM_TOKENS, **more: object
-) -> GenerationParams:
-    rng = random.Random(seed)
-    prompt = tuple(rng.choices(range(3, VOCAB_SIZE), k=rng.choice([1, 3, 8, 17, 60])))
-    return GenerationParams(
-        prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=seed, **more
-    )
-
-
-class Stream:
-    """A sequence and what it has emitted."""
-
-    def __init__(self, params: GenerationParams, eos_token_ids: Sequence[int] = ()) -> None:
-        self.deltas: list[Delta] = []
-        self.error: TandemError | None = None
-        self.first_delta = asyncio.Event()
-        self.sequence = LiveSequence.open(
-            f"s{params.seed}",
-            params,
-            decoder=CharacterTokenizer(),
-            eos_token_ids=eos_token_ids,
-            emit=self._take,
-        )
-
-    def _take(self, delta: Delta | TandemError) -> None:
-        if isinstance(delta, TandemError):
-            self.error = delta
-        else:
-            self.deltas.append(delta)
-        self.first_delta.set()
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.token_ids]
-
-    @property
-    def text(self) -> str:
-        return "".join(delta.text for delta in self.deltas)
-
-
-@asynccontextmanager
-async def running_loop(
-    models: Models,
-    *,
-    gamma: int = 4,
-    drafts: LocalWorkers | ScriptedDrafter | None = None,
-    num_targets: int = 1,
-    options: LoopOptions = FAST,
-    cache: CacheOptions = CACHE,
-) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
-    targets = LocalWorkers(
-        lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
-    )
-    observer = RecordingObserver()
-    loop = RoundLoop(
-        targets=targets,
-        drafts=drafts,
-        gamma=FixedGamma(gamma),
-        max_gamma=8,
-        max_drafted_len=256,
-        observer=observer,
-        options=options,
-        clock=time.monotonic,
-    )
-    try:
-        yield loop, targets, observer
-    finally:
-        await loop.close()
-        await targets.close()
-        if isinstance(drafts, LocalWorkers):
-            await drafts.close()
-
-
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def run_all(
-    loop: RoundLoop, all_params: Sequence[GenerationParams], *, concurrency: int
-) -> list[Stream]:
-    slots = asyncio.Semaphore(concurrency)
-    streams = [Stream(params) for params in all_params]
-
-    async def run(stream: Stream) -> None:
-        async with slots:
-            loop.add(stream.sequence)
-            await stream.sequence.done.wait()
-
-    async with asyncio.timeout(120):
-        await asyncio.gather(*[run(stream) for stream in streams])
-    return streams
-
-
-def model_drafts(models: Models) -> LocalWorkers:
-    return LocalWorkers(lambda: ModelDrafter(models.draft, CACHE, max_batched_tokens=32))
-
-
-def random_drafts() -> ScriptedDrafter:
-    rng = random.Random(0)
-    return ScriptedDrafter(lambda request: rng.choices(range(VOCAB_SIZE), k=request.k))
-
-
-def dying_drafts(models: Models) -> LocalWorkers:
-    """Its only replica dies after a while; another comes up later."""
-    drafts = model_drafts(models)
-
-    def live_or_die() -> None:
-        if len(drafts.calls) in (30, 90) and drafts.replicas:
-            drafts.kill(next(iter(drafts.replicas)))
-        if len(drafts.calls) == 50:
-            drafts.start_replica()
-
-    drafts.before_call = live_or_die
-    return drafts
-
-
-DRAFTERS: dict[str, Callable[[Models], LocalWorkers | ScriptedDrafter]] = {
-    "model": model_drafts,
-    "random": lambda _: random_drafts(),
-    "dying": dying_drafts,
-}
-
-
-@pytest.fixture(scope="module")
-def all_params() -> list[GenerationParams]:
-    return [make_params(seed) for seed in range(12)] + [
-        make_params(seed, sampling=GREEDY) for seed in range(12, 16)
-    ]
-
-
-@pytest.fixture(scope="module")
-def plain(models: Models, all_params: list[GenerationParams]) -> list[list[int]]:
-    """Each sequence alone, without drafts."""
-
-    async def run() -> list[list[int]]:
-        async with running_loop(models, gamma=0) as (loop, _, _):
-            streams = await run_all(loop, all_params, concurrency=1)
-            return [stream.token_ids for stream in streams]
-
-    return asyncio.run(run())
 
 
 class TestExactness:
     @pytest.mark.parametrize("concurrency", [1, 16])
-    @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+    @pytest.mark.parametrize(
+        ("gamma", "overlap"),
+        [(0, False), (1, False), (4, False), (4, True), (8, False), (8, True), ("dynamic", True)],
+    )
     @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
     async def test_tokens_do_not_depend_on_drafter_gamma_or_batch(
         self,
         drafter: str,
-        gamma: int,
+        gamma: int | Literal["dynamic"],
+        overlap: bool,
         concurrency: int,
         models: Models,
         all_params: list[GenerationParams],
         plain: list[list[int]],
     ) -> None:
         drafts = DRAFTERS[drafter](models)
-        async with running_loop(models, gamma=gamma, drafts=drafts) as (loop, targets, observer):
+        async with running_loop(models, gamma=gamma, overlap=overlap, drafts=drafts) as (
+            loop,
+            targets,
+            observer,
+        ):
             streams = await run_all(loop, all_params, concurrency=concurrency)
             assert [stream.token_ids for stream in streams] == plain
             outcomes = [outcome for record in observer.records for outcome in record.outcomes]
-            assert bool(outcomes) == (gamma > 0)
-            if drafter == "model" and gamma > 0:
+            assert bool(outcomes) == (gamma != 0)
+            if drafter == "model" and outcomes:
                 num_tested = sum(outcome.num_tested for outcome in outcomes)
                 assert sum(outcome.num_accepted for outcome in outcomes) / num_tested > 0.3
             await wait_until(lambda: targets.num_used_blocks == 0)

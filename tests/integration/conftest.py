@@ -108,7 +108,7 @@ def deploy(ports: Served) -> Deploy:
         args = AppArgs(
             http_port=ports.http_port,
             grpc_port=ports.grpc_port,
-            **{"dtype": "float32", "target_num_threads": 1, **options},
+            **{"dtype": "float32", "target_num_threads": 1, "overlap": "on", **options},
         )
         if running and running[-1] == args:
             return ports

@@ -127,3 +127,25 @@ def test_drafting_ends_with_the_draft_that_is_not_sure(
         assert short.confidences == whole.confidences[:length]
         again = propose(drafter, "s", len(prompt), [*prompt, *short.draft_tokens], 2, sampling)
         assert again.draft_tokens == whole.draft_tokens[length : length + 2]
+
+
+def test_wrong_assumptions_leave_nothing_behind(tiny_model: Callable[..., Model]) -> None:
+    """Neither in the sequence, nor in the blocks that others find by their tokens."""
+    model, prompt = tiny_model("llama"), make_prompt(6, 10)
+    drafter = ModelDrafter(model, CACHE)
+    drafts = propose(drafter, "s", 0, prompt, 4).draft_tokens
+    request = ProposeRequest(
+        seq_id="s", base_len=10, new_tokens=(drafts[0],), assumed_tokens=drafts[1:], k=6,
+        prompt_len=1, sampling=GREEDY, seed=1,
+    )  # fmt: skip
+    (ahead,) = drafter.propose([request])
+    assumed = [*prompt, *drafts]
+    assert ahead == dataclasses.replace(
+        propose(ModelDrafter(model, CACHE), "s", 0, assumed, 6), seq_id="s"
+    )
+    committed = [*prompt, drafts[0], (drafts[1] + 1) % VOCAB_SIZE]
+    fresh = propose(ModelDrafter(model, CACHE), "s", 0, committed, 5)
+    assert propose(drafter, "s", 11, committed, 5) == fresh
+    for seq_id, tokens in (("as assumed", assumed), ("as committed", committed)):
+        alone = propose(ModelDrafter(model, CACHE), seq_id, 0, tokens, 5)
+        assert propose(drafter, seq_id, 0, tokens, 5) == alone

@@ -1,0 +1,167 @@
+"""A round loop over real workers in this process, and drafters of several kinds."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from deployments.router.dynamic_gamma import make_controller
+from deployments.router.loop import LoopOptions, RoundLoop
+from deployments.router.overlap import FixedOverlap
+from deployments.router.sequence import Delta, GenerationParams
+from deployments.router.sequence import Sequence as LiveSequence
+from deployments.router.speculation import Policies
+from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver, ScriptedDrafter
+from tests.tiny_models import VOCAB_SIZE
+from workers.drafters.model import ModelDrafter
+from workers.errors import TandemError
+from workers.model import Model
+from workers.paged_model import CacheOptions
+from workers.target import Target
+from workers.types import SamplingParams
+
+CACHE = CacheOptions(block_size=4, max_num_seqs=32)
+SAMPLED = SamplingParams(temperature=0.8)
+GREEDY = SamplingParams(temperature=0.0)
+NUM_TOKENS = 40
+FAST = LoopOptions(draft_timeout_s=5.0, verify_timeout_s=30.0, recovery_timeout_s=30.0)
+
+
+@dataclass(frozen=True)
+class Models:
+    target: Model
+    draft: Model
+    """The target, slightly off: a draft that is often right."""
+
+
+def make_params(
+    seed: int, *, sampling: SamplingParams = SAMPLED, max_tokens: int = NUM_TOKENS, **more: object
+) -> GenerationParams:
+    rng = random.Random(seed)
+    prompt = tuple(rng.choices(range(3, VOCAB_SIZE), k=rng.choice([1, 3, 8, 17, 60])))
+    return GenerationParams(
+        prompt=prompt, max_tokens=max_tokens, sampling=sampling, seed=seed, **more
+    )
+
+
+class Stream:
+    """A sequence and what it has emitted."""
+
+    def __init__(self, params: GenerationParams, eos_token_ids: Sequence[int] = ()) -> None:
+        self.deltas: list[Delta] = []
+        self.error: TandemError | None = None
+        self.first_delta = asyncio.Event()
+        self.sequence = LiveSequence.open(
+            f"s{params.seed}",
+            params,
+            decoder=CharacterTokenizer(),
+            eos_token_ids=eos_token_ids,
+            emit=self._take,
+        )
+
+    def _take(self, delta: Delta | TandemError) -> None:
+        if isinstance(delta, TandemError):
+            self.error = delta
+        else:
+            self.deltas.append(delta)
+        self.first_delta.set()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+@asynccontextmanager
+async def running_loop(
+    models: Models,
+    *,
+    gamma: int | Literal["dynamic"] = 4,
+    overlap: bool = False,
+    drafts: LocalWorkers | ScriptedDrafter | None = None,
+    num_targets: int = 1,
+    options: LoopOptions = FAST,
+    cache: CacheOptions = CACHE,
+) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
+    targets = LocalWorkers(
+        lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
+    )
+    observer = RecordingObserver()
+    loop = RoundLoop(
+        targets=targets,
+        drafts=drafts,
+        policies=Policies(
+            gamma=make_controller(gamma),
+            overlap=FixedOverlap(is_on=overlap),
+            max_gamma=8,
+            max_drafted_len=256,
+        ),
+        observer=observer,
+        options=options,
+        clock=time.monotonic,
+    )
+    try:
+        yield loop, targets, observer
+    finally:
+        await loop.close()
+        await targets.close()
+        if isinstance(drafts, LocalWorkers):
+            await drafts.close()
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def run_all(
+    loop: RoundLoop, all_params: Sequence[GenerationParams], *, concurrency: int
+) -> list[Stream]:
+    slots = asyncio.Semaphore(concurrency)
+    streams = [Stream(params) for params in all_params]
+
+    async def run(stream: Stream) -> None:
+        async with slots:
+            loop.add(stream.sequence)
+            await stream.sequence.done.wait()
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*[run(stream) for stream in streams])
+    return streams
+
+
+def model_drafts(models: Models) -> LocalWorkers:
+    return LocalWorkers(lambda: ModelDrafter(models.draft, CACHE, max_batched_tokens=32))
+
+
+def random_drafts() -> ScriptedDrafter:
+    rng = random.Random(0)
+    return ScriptedDrafter(lambda request: rng.choices(range(VOCAB_SIZE), k=request.k))
+
+
+def dying_drafts(models: Models) -> LocalWorkers:
+    """Its only replica dies after a while; another comes up later."""
+    drafts = model_drafts(models)
+
+    def live_or_die() -> None:
+        if len(drafts.calls) in (30, 90) and drafts.replicas:
+            drafts.kill(next(iter(drafts.replicas)))
+        if len(drafts.calls) == 50:
+            drafts.start_replica()
+
+    drafts.before_call = live_or_die
+    return drafts
+
+
+DRAFTERS: dict[str, Callable[[Models], LocalWorkers | ScriptedDrafter]] = {
+    "model": model_drafts,
+    "random": lambda _: random_drafts(),
+    "dying": dying_drafts,
+}
