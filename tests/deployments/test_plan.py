@@ -1,0 +1,84 @@
+"""The plan of a round against a search of all plans."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from deployments.router.cost import RoundCost
+from deployments.router.plan import best_plan, worth_verifying
+
+DEPTH = 3
+NUM_SEQUENCES = 3
+
+
+def make_cost(seed: int) -> RoundCost:
+    """A machine whose costs never fall, but rise by steps."""
+    rng, cost = random.Random(seed), RoundCost()
+    for curve, most, first_s in ((cost.draft, 8, 0.003), (cost.verify, 16, 0.020)):
+        seconds = first_s
+        for amount in range(1, most + 1):
+            curve.observe(amount, seconds)
+            seconds += rng.choice([0.0, 0.0005, 0.002, 0.005])
+    return cost
+
+
+def make_survival(seed: int) -> list[list[float]]:
+    rng = random.Random(seed)
+    return [
+        np.cumprod([rng.uniform(0.2, 1.0) for _ in range(DEPTH)]).tolist()
+        for _ in range(NUM_SEQUENCES)
+    ]
+
+
+def rate(survival: list[list[float]], gammas: tuple[int, ...], cost: RoundCost) -> float:
+    expected = NUM_SEQUENCES + sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
+    draft_s = cost.draft(max(gammas)) if any(gammas) else 0.0
+    return expected / (draft_s + cost.verify(NUM_SEQUENCES + sum(gammas)))
+
+
+ALL_GAMMAS = list(product(range(DEPTH + 1), repeat=NUM_SEQUENCES))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_is_better_where_survival_is_known(seed: int) -> None:
+    survival, cost = make_survival(seed), make_cost(seed)
+    plan = best_plan(np.array(survival)[:, None, :], cost)
+    best = max(rate(survival, gammas, cost) for gammas in ALL_GAMMAS)
+    assert plan.tokens_per_s == pytest.approx(best)
+    assert rate(survival, tuple(plan.gammas), cost) == pytest.approx(best)
+
+
+def test_a_plan_counts_with_choosing_later() -> None:
+    """Half of the drafts are sure and half hopeless: drafting pays, as only the sure are kept."""
+    cost = RoundCost()
+    for amount in range(1, 64):
+        cost.draft.observe(amount, 0.001)
+        cost.verify.observe(amount, 0.010 + 0.001 * amount)
+    sure, hopeless = [0.99] * 2, [0.1, 0.01]
+    mixed = best_plan(np.array([[sure, hopeless]] * 8), cost)
+    assert mixed.gammas == [2] * 8
+    assert mixed.least_survival == 0.99
+    assert not any(best_plan(np.array([[hopeless]] * 8), cost).gammas)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
+    survival, cost = make_survival(seed), make_cost(seed)
+    price = random.Random(seed).uniform(50, 400)
+
+    def worth(gammas: tuple[int, ...]) -> float:
+        expected = sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
+        return expected - price * cost.verify(2 + NUM_SEQUENCES + sum(gammas))
+
+    kept = worth_verifying(survival, cost, num_undrafted=2, tokens_per_s=price)
+    assert worth(tuple(kept)) == pytest.approx(max(map(worth, ALL_GAMMAS)))
+
+
+def test_nothing_to_draft_is_no_plan_to_draft() -> None:
+    cost = make_cost(0)
+    assert best_plan(np.zeros((2, 1, 4)), cost).gammas == [0, 0]
+    assert best_plan(np.zeros((2, 1, 0)), cost).gammas == [0, 0]
+    assert best_plan(np.zeros((0, 1, 0)), cost).gammas == []
+    assert worth_verifying([], cost, num_undrafted=2, tokens_per_s=100.0) == []
