@@ -84,17 +84,26 @@ class DynamicGamma:
         self._probe: str | None = None
         """The sequence that is drafted all the same, by one token, to see whether it would pay."""
         self._probe_age = 0
+        self._prepared: tuple[tuple[str, ...], Plan] | None = None
+        """The candidates' ids and the plan for them."""
         self._price: float | None = None
         """What a second of the target is worth in this round, in tokens; None verifies all."""
 
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        if self._is_ready:
+            self._prepared = (_ids(candidates), best_plan(self._foresee(candidates), self._cost))
+
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
         self._price = None
-        if not self._cost.is_known or self._num_first < len(FIRST_GAMMAS):
+        if not self._is_ready:
             gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
             first = [min(gamma, candidate.max_gamma) for candidate in candidates]
             return _decision(first, Reason.FIRST)
-        plan = best_plan(self._foresee(candidates), self._cost)
-        gammas = plan.gammas
+        plan = self._plan(candidates)
+        gammas = [
+            min(gamma, candidate.max_gamma)
+            for gamma, candidate in zip(plan.gammas, candidates, strict=True)
+        ]
         self._is_idle = not any(gammas)
         self._num_idle += self._is_idle
         if self._is_idle:
@@ -144,6 +153,18 @@ class DynamicGamma:
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)
         self._calibration.forget(seq_id)
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether enough has been measured to plan."""
+        return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
+
+    def _plan(self, candidates: Sequence[Candidate]) -> Plan:
+        """The one that was prepared for these candidates, or a new one."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == _ids(candidates):
+            return prepared[1]
+        return best_plan(self._foresee(candidates), self._cost)
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
@@ -206,6 +227,10 @@ class DynamicGamma:
         plain_s = self._cost.verify(num_sequences)
         extra_s = self._cost.draft(1) + self._cost.verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
+def _ids(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    return tuple(candidate.seq_id for candidate in candidates)
 
 
 def _decision(gammas: list[int], reason: Reason) -> Decision:

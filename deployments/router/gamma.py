@@ -1,7 +1,7 @@
 """How far to speculate. Pure: no clock, no Ray, no torch.
 
 A controller is asked once per round for every sequence that is about to be verified, and told
-afterwards what became of the drafts.
+afterwards what became of the drafts, perhaps only when the next round is under way.
 """
 
 from collections.abc import Sequence
@@ -89,6 +89,13 @@ class Decision:
 
 
 class GammaController(Protocol):
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Think about the next choice, which will probably be of these candidates.
+
+        Called while a round is verified, when nobody waits for the answer.
+        """
+        ...
+
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
         """The draft lengths of this round."""
         ...
@@ -115,6 +122,9 @@ class FixedGamma:
 
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
+
+    def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Nothing to think about."""
 
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
         gammas = [min(self._gamma, candidate.max_gamma) for candidate in candidates]

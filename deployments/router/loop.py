@@ -91,6 +91,7 @@ class RoundLoop:
         )
         self._live: dict[str, _Live] = {}
         self._busy_targets: set[str] = set()
+        self._undigested: list[RoundRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -189,14 +190,20 @@ class RoundLoop:
             return
         batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
-        is_overlapped = self._speculation.go_on(speculated)
+        call = asyncio.create_task(
+            self._targets.call(replica_id, batch, timeout_s=self._options.verify_timeout_s)
+        )
         try:
-            reply = await self._targets.call(
-                replica_id, batch, timeout_s=self._options.verify_timeout_s
-            )
+            await asyncio.sleep(0)  # it is on its way
+            is_overlapped = self._speculation.go_on(speculated)
+            self._digest()
+            self._speculation.foresee([live.sequence for live in members])
+            reply = await call
         except WorkerLostError as error:
             self._lose_target(members, error)
             return
+        finally:
+            call.cancel()
         verify_s = self._clock() - verify_started
         outcomes, num_committed = self._commit(members, batch, reply, speculated)
         record = RoundRecord(
@@ -218,8 +225,14 @@ class RoundLoop:
             verify_compute_s=reply.compute_s,
             total_s=self._clock() - started,
         )
-        self._speculation.observe(record)
-        self._observer.observe_round(record)
+        self._undigested.append(record)
+
+    def _digest(self) -> None:
+        """Learn from past rounds, and record them: while a target is at work, as it takes time."""
+        records, self._undigested = self._undigested, []
+        for record in records:
+            self._speculation.observe(record)
+            self._observer.observe_round(record)
 
     def _commit(
         self,
@@ -261,6 +274,7 @@ class RoundLoop:
             asyncio.get_running_loop().call_later(pause_s + 0.01, self._start_rounds)
 
     def _release(self, sequence: LiveSequence) -> None:
+        self._digest()  # what was learnt of the sequence is forgotten next
         self._speculation.forget(sequence)
         self._release_target(sequence)
         if self._drafts is not None:

@@ -64,9 +64,7 @@ class Speculation:
 
     async def draft(self, sequences: Sequence[LiveSequence]) -> Speculated:
         """Drafts for a round of these sequences; for some or all of them there may be none."""
-        decision = self.gamma.choose(
-            [Candidate(seq_id=s.seq_id, max_gamma=self._most_drafts(s)) for s in sequences]
-        )
+        decision = self.gamma.choose(self._candidates(sequences))
         wanted = [
             Wanted(sequence=sequence, gamma=gamma, stop_below=stop_below)
             for sequence, gamma, stop_below in zip(
@@ -118,6 +116,10 @@ class Speculation:
         )
         self._ahead.start([Course(sequence=w.sequence, gamma=w.gamma - 1) for w in ready])
 
+    def foresee(self, sequences: Sequence[LiveSequence]) -> None:
+        """Think about the next round of these sequences while this one is verified."""
+        self.gamma.prepare(self._candidates(sequences))
+
     def observe(self, observed: ObservedRound) -> None:
         """Learn from a round."""
         self.gamma.observe(observed)
@@ -147,6 +149,9 @@ class Speculation:
             seq_id: draft.first(num_kept)
             for (seq_id, draft), num_kept in zip(drafts.items(), kept, strict=True)
         }
+
+    def _candidates(self, sequences: Sequence[LiveSequence]) -> list[Candidate]:
+        return [Candidate(seq_id=s.seq_id, max_gamma=self._most_drafts(s)) for s in sequences]
 
     def _most_drafts(self, sequence: LiveSequence) -> int:
         """A round commits one token more than it accepts, so the last one needs no draft."""
