@@ -84,6 +84,8 @@ class DynamicGamma:
         self._probe: str | None = None
         """The sequence that is drafted all the same, by one token, to see whether it would pay."""
         self._probe_age = 0
+        self._is_probe_unseen = False
+        """Whether what became of the last probe is yet to be told."""
         self._prepared: tuple[tuple[str, ...], Plan] | None = None
         """The candidates' ids and the plan for them."""
         self._price: float | None = None
@@ -138,6 +140,7 @@ class DynamicGamma:
         )
 
     def observe(self, observed: ObservedRound) -> None:
+        self._is_probe_unseen &= observed.reason is not Reason.PROBE
         for outcome in observed.outcomes:
             self._acceptance.observe(outcome)
             self._calibration.observe(outcome)
@@ -215,7 +218,9 @@ class DynamicGamma:
             least = min(reversed(draftable), key=lambda i: self._num_tested(candidates[i]))
             self._probe, self._probe_age = candidates[least].seq_id, 0
             probed = [least]
-        self._pause = 0
+        elif self._is_probe_unseen:
+            return gammas
+        self._pause, self._is_probe_unseen = 0, True
         gammas[probed[0]] = 1
         return gammas
 

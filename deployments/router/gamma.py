@@ -40,10 +40,27 @@ class Drafted:
     confidences: tuple[float, ...]
 
 
+class Reason(StrEnum):
+    """Why a round drafts as far as it does."""
+
+    FIXED = "fixed"
+    FIRST = "first"
+    """Nothing has been measured yet."""
+    BEST = "best"
+    """The most tokens per second are expected of it."""
+    VARIED = "varied"
+    """Shorter or longer than the best, to learn what a token costs."""
+    NOT_WORTH = "not_worth"
+    """Drafts would cost more than they bring."""
+    PROBE = "probe"
+    """As before, but one token is drafted to see whether it would pay by now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRound:
     """What a round did and what it took."""
 
+    reason: Reason
     outcomes: tuple[Outcome, ...]
     """Of the sequences that were verified with drafts."""
     longest_draft: int
@@ -61,22 +78,6 @@ class ObservedRound:
     draft_s: float
     """The way to the drafters and back included."""
     verify_s: float
-
-
-class Reason(StrEnum):
-    """Why a round drafts as far as it does."""
-
-    FIXED = "fixed"
-    FIRST = "first"
-    """Nothing has been measured yet."""
-    BEST = "best"
-    """The most tokens per second are expected of it."""
-    VARIED = "varied"
-    """Shorter or longer than the best, to learn what a token costs."""
-    NOT_WORTH = "not_worth"
-    """Drafts would cost more than they bring."""
-    PROBE = "probe"
-    """As before, but one token is drafted to see whether it would pay by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.router.drafting import NO_DRAFT, Draft, Drafts
-from deployments.router.gamma import ObservedRound, Outcome, Reason
+from deployments.router.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from workers.backlog import MAX_CATCH_UP
 from workers.types import VerifyRequest, VerifyResult
@@ -14,7 +14,6 @@ from workers.types import VerifyRequest, VerifyResult
 class RoundRecord(ObservedRound):
     """What one round did and where its time went; told to the metrics."""
 
-    reason: Reason
     is_prefill: bool
     """Whether a sequence without its cache was verified."""
     num_sequences: int

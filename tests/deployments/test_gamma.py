@@ -122,6 +122,7 @@ def simulate(
     """
     rng = random.Random(seed)
     run = Run([], [], [])
+    observed: ObservedRound | None = None
     for index in range(num_rounds):
         of_round = alphas(index)
         candidates = [Candidate(seq_id=str(i), max_gamma=MAX_GAMMA) for i in range(len(of_round))]
@@ -143,6 +144,9 @@ def simulate(
             for i, of_sequence in chances.items()
         ]
         kept = controller.keep(drafted, num_undrafted=len(candidates) - len(drafted))
+        if observed is not None:  # as the loop does, while the target is at work
+            controller.observe(observed)
+        controller.prepare(candidates)
         outcomes = tuple(
             judge(
                 rng, of_sequence.seq_id, chances[int(of_sequence.seq_id)][:num_kept],
@@ -154,6 +158,7 @@ def simulate(
         num_tokens = len(of_round) + sum(kept)
         longest = max(map(len, chances.values()), default=0)
         observed = ObservedRound(
+            reason=decision.reason,
             outcomes=outcomes,
             longest_draft=longest,
             num_tokens=num_tokens,
@@ -164,7 +169,6 @@ def simulate(
             draft_s=machine.draft_s(longest) * rng.uniform(0.9, 1.1),
             verify_s=machine.verify_s(num_tokens) * rng.uniform(0.9, 1.1),
         )
-        controller.observe(observed)
         run.tokens.append(
             len(of_round)
             + sum(
@@ -377,8 +381,10 @@ class TestDynamicGamma:
         candidates = [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
 
         def undrafted_round() -> int:
-            (gamma,) = controller.choose(candidates).gammas
+            decision = controller.choose(candidates)
+            (gamma,) = decision.gammas
             observed = ObservedRound(
+                reason=decision.reason,
                 outcomes=(), longest_draft=0, num_tokens=1, is_draft_typical=True,
                 is_verify_typical=True, is_overlapped=False, is_after_overlap=False, draft_s=0.0,
                 verify_s=CPU.verify_s(1),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from deployments.router.gamma import ObservedRound
+from deployments.router.gamma import ObservedRound, Reason
 from deployments.router.overlap import TRY_EVERY, MeasuredOverlap, make_overlap
 from tests.deployments.loops import (
     CACHE,
@@ -31,6 +31,7 @@ def share_overlapped(*, slowdown: float, hit_rate: float, num_rounds: int = 600)
         is_hit = was_overlapped and rng.random() < hit_rate
         overlap.observe(
             ObservedRound(
+                reason=Reason.FIXED,
                 outcomes=(),
                 longest_draft=4,
                 num_tokens=5,
@@ -62,7 +63,8 @@ class TestPolicy:
         for _ in range(10 * TRY_EVERY):
             overlap.observe(
                 ObservedRound(
-                    outcomes=(), longest_draft=0, num_tokens=1, is_draft_typical=False,
+                    reason=Reason.FIXED, outcomes=(), longest_draft=0, num_tokens=1,
+                    is_draft_typical=False,
                     is_verify_typical=True, is_overlapped=False, is_after_overlap=False,
                     draft_s=0.0, verify_s=0.03,
                 )
