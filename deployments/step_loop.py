@@ -1,4 +1,4 @@
-"""One thread that steps a worker, and the callers that wait for its answers.
+"""One event loop that steps a worker, and the callers that wait for its answers.
 
 This is where the calls of all routers meet: whatever arrived while a step ran is merged into the
 next one. (`@serve.batch` would close batches before they run and fragment them.)
@@ -8,12 +8,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from workers.errors import TandemError
-from workers.types import WorkRequest, WorkResult
+from workers.types import Reply, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
     from workers.step_worker import StepWorker
@@ -41,8 +40,23 @@ class Work:
     """Spent in them."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Call(Generic[RequestT, ResultT]):
+    batch: Sequence[RequestT]
+    answer: Callable[[Reply[ResultT] | Exception], None]
+    before: Work
+    """What the worker had done when the call came."""
+    num_missing: int
+    results: dict[str, ResultT] = field(default_factory=dict)
+    is_answered: bool = False
+
+
 class StepLoop(Generic[RequestT, ResultT]):
-    """Serves concurrent callers from one StepWorker."""
+    """Serves concurrent callers from one StepWorker.
+
+    Steps run on the event loop that it is made in and hold it up: while one runs, nothing could be
+    answered anyway. What comes meanwhile is heard before the next.
+    """
 
     def __init__(
         self,
@@ -50,26 +64,32 @@ class StepLoop(Generic[RequestT, ResultT]):
         *,
         idle_timeout_s: float,
         clock: Callable[[], float],
+        replica_id: str = "",
     ) -> None:
-        """Make the worker on the loop's own thread; blocks until it is there.
+        """Make the worker; blocks until it is there.
 
         Args:
             idle_timeout_s: sequences not asked for in this time are forgotten, so that those of
                 a lost router do not stay; one that lives sends its tokens again.
+            replica_id: who answers, by its replies.
         """
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
-        self._worker = self._thread.submit(make_worker).result()
+        self._worker = make_worker()
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
+        self._replica_id = replica_id
         self._inbox: dict[str, RequestT] = {}
         self._to_release: list[str] = []
         self._to_give_back: list[str] = []
-        self._waiting: dict[str, asyncio.Future[ResultT]] = {}
+        self._waiting: dict[str, _Call[RequestT, ResultT]] = {}
         self._last_used: dict[str, float] = {}
+        self.work = Work()
+        self._heard = self.work
+        """The work when callers were last heard: a call that comes has waited since."""
+        self._answered: set[str] = set()
+        """Sequences answered by the last step: a call for them cannot have waited for it."""
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
-        self.work = Work()
 
     @property
     def worker(self) -> "StepWorker[RequestT, ResultT]":
@@ -80,102 +100,140 @@ class StepLoop(Generic[RequestT, ResultT]):
         """Why the loop has ended, if it has."""
         return self._task.exception() if self._task.done() else None
 
-    async def run_batch(self, batch: Sequence[RequestT]) -> tuple[ResultT, ...]:
-        """The results of a batch, in its order.
+    def submit(
+        self, batch: Sequence[RequestT], answer: Callable[[Reply[ResultT] | Exception], None]
+    ) -> None:
+        """Have a batch served from the next step on, the results in its order.
 
-        Cancelling the call releases its sequences: their caller has given them up.
+        `answer` is called as soon as they are there, or one has failed: within the turn, and not
+        by way of a future, so that the answer leaves at once. Who gives a call up has to `release`.
         """
-        if (failure := self.failure) is not None:
-            raise RuntimeError("the worker has failed") from failure
-        futures = [self._enqueue(request) for request in batch]
+        if self.failure is not None:
+            answer(_failed(self.failure))
+            return
+        has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
+        before = self._heard if has_waited else self.work
+        call = _Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
+        now = self._clock()
+        for request in batch:
+            self._settle_released(request.seq_id)
+            self._waiting[request.seq_id] = call
+            self._inbox[request.seq_id] = request
+            self._last_used[request.seq_id] = now
+        if not batch:
+            self._answer(call, self._reply(call))
+        self._wake_up.set()
+
+    async def run(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
+        """As `submit`."""
+        reply: asyncio.Future[Reply[ResultT]] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: Reply[ResultT] | Exception) -> None:
+            if reply.done():
+                return
+            if isinstance(outcome, Exception):
+                reply.set_exception(outcome)
+            else:
+                reply.set_result(outcome)
+
+        self.submit(batch, answer)
+        return await reply
+
+    async def run_batch(self, batch: Sequence[RequestT]) -> tuple[ResultT, ...]:
+        """The results alone; cancelling the call releases its sequences."""
         try:
-            return tuple(await asyncio.gather(*futures))
+            return (await self.run(batch)).results
         except asyncio.CancelledError:
             self.release([request.seq_id for request in batch])
             raise
 
     def release(self, seq_ids: Iterable[str]) -> None:
-        """Forget sequences before the next step."""
+        """Forget sequences before the next step; calls that wait for them are answered so."""
         for seq_id in seq_ids:
             self._to_release.append(seq_id)
             self._inbox.pop(seq_id, None)
             self._last_used.pop(seq_id, None)
-            self._resolve(self._worker.unanswered(seq_id, is_released=True))
+            self._settle_released(seq_id)
         self._wake_up.set()
 
     async def close(self) -> None:
-        """Stop stepping; calls that wait are cancelled."""
+        """Stop stepping; calls that wait fail."""
         self._task.cancel()
         self._sweeper.cancel()
-        for future in self._waiting.values():
-            future.cancel()
+        self._refuse_all(RuntimeError("the worker is closed"))
         await asyncio.gather(self._task, self._sweeper, return_exceptions=True)
-        self._thread.shutdown()
 
-    def _enqueue(self, request: RequestT) -> asyncio.Future[ResultT]:
-        seq_id = request.seq_id
-        self._resolve(self._worker.unanswered(seq_id, is_released=True))
-        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        self._waiting[seq_id] = future
-        self._inbox[seq_id] = request
-        self._last_used[seq_id] = self._clock()
-        self._wake_up.set()
-        return future
+    def _settle_released(self, seq_id: str) -> None:
+        if seq_id in self._waiting:
+            self._settle(self._worker.unanswered(seq_id, is_released=True))
 
-    def _resolve(self, result: ResultT) -> None:
-        future = self._waiting.pop(result.seq_id, None)
-        if future is not None and not future.done():
-            future.set_result(result)
+    def _settle(self, result: ResultT) -> None:
+        call = self._waiting.pop(result.seq_id, None)
+        if call is None:
+            return
+        self._answered.add(result.seq_id)
+        call.results[result.seq_id] = result
+        call.num_missing -= 1
+        if call.num_missing == 0:
+            self._answer(call, self._reply(call))
 
-    def _refuse(self, seq_id: str, error: TandemError) -> None:
-        future = self._waiting.pop(seq_id, None)
-        if future is not None and not future.done():
-            future.set_exception(error)
+    def _refuse(self, seq_id: str, error: Exception) -> None:
+        if (call := self._waiting.pop(seq_id, None)) is not None:
+            self._answer(call, error)
+
+    def _refuse_all(self, error: Exception) -> None:
+        for seq_id in list(self._waiting):
+            self._refuse(seq_id, error)
+
+    def _answer(self, call: _Call[RequestT, ResultT], outcome: Reply[ResultT] | Exception) -> None:
+        if call.is_answered:
+            return
+        call.is_answered = True
+        try:
+            call.answer(outcome)
+        except Exception:  # of one caller: the others and the worker go on
+            logger.exception("an answer was not given")
+
+    def _reply(self, call: _Call[RequestT, ResultT]) -> Reply[ResultT]:
+        return Reply(
+            replica_id=self._replica_id,
+            compute_s=self.work.busy_s - call.before.busy_s,
+            num_steps=self.work.num_steps - call.before.num_steps,
+            num_tokens=self.work.num_tokens - call.before.num_tokens,
+            results=tuple(call.results[request.seq_id] for request in call.batch),
+        )
 
     async def _run(self) -> None:
         try:
             while True:
                 await self._wake_up.wait()
                 self._wake_up.clear()
-                while await self._turn():
-                    pass
+                has_more = True
+                while has_more:
+                    has_more = self._turn()
+                    await _hear()
+                    self._heard = self.work
         except Exception as error:
             logger.exception("the worker has failed")
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(RuntimeError(f"the worker has failed: {error}"))
-            self._waiting.clear()
+            self._refuse_all(_failed(error))
             raise
 
-    async def _turn(self) -> bool:
+    def _turn(self) -> bool:
         """Hand over what has arrived and run a step; whether another may follow at once."""
-        inbox, self._inbox = self._inbox, {}
-        to_release, self._to_release = self._to_release, []
-        to_give_back, self._to_give_back = self._to_give_back, []
-        results, errors, has_run = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._step, inbox, to_release, to_give_back
-        )
-        for result in results:
-            self._resolve(result)
-        for seq_id, error in errors.items():
-            self._refuse(seq_id, error)
-        # answers without a step may let others in; with neither, only a new call helps
-        return has_run or bool(results) or bool(self._inbox) or bool(self._to_release)
-
-    def _step(
-        self, inbox: dict[str, RequestT], to_release: list[str], to_give_back: list[str]
-    ) -> tuple[list[ResultT], dict[str, TandemError], bool]:
-        """On the worker's thread. Releases come first: a caller may ask again at once."""
         started = time.perf_counter()
-        self._worker.release(to_release)
-        results, errors = self._worker.give_back(to_give_back), {}
+        self._answered.clear()
+        inbox, self._inbox = self._inbox, {}
+        self._worker.release(self._to_release)  # first: a caller may ask again at once
+        self._to_release.clear()
+        results = self._worker.give_back(self._to_give_back)
+        self._to_give_back.clear()
         for request in inbox.values():
             try:
                 answers = self._worker.submit(request)
             except TandemError as error:
-                errors[request.seq_id] = error
+                self._refuse(request.seq_id, error)
                 continue
-            # a released one is the answer to an earlier request, which is resolved already
+            # a released one is of an earlier request, which is answered already
             results += [answer for answer in answers if not answer.is_released]
         answers, has_run = self._worker.step()
         self.work = Work(
@@ -183,7 +241,11 @@ class StepLoop(Generic[RequestT, ResultT]):
             num_tokens=self._worker.num_tokens_run,
             busy_s=self.work.busy_s + time.perf_counter() - started,
         )
-        return results + answers, errors, has_run
+        results += answers
+        for result in results:
+            self._settle(result)
+        # answers without a step may let others in; with neither, only a new call helps
+        return bool(self._waiting) and (has_run or bool(results))
 
     async def _sweep(self) -> None:
         while True:
@@ -202,3 +264,19 @@ class StepLoop(Generic[RequestT, ResultT]):
                     if age_s > self._idle_timeout_s and seq_id not in self._waiting
                 ]
             )
+
+
+async def _hear() -> None:
+    """Let answers leave and calls come in.
+
+    Twice round the event loop: the first time finds out which sockets can be read, the second
+    reads them. A call by handle takes as long, to make its task and to start it.
+    """
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def _failed(failure: BaseException) -> RuntimeError:
+    error = RuntimeError(f"the worker has failed: {failure}")
+    error.__cause__ = failure
+    return error

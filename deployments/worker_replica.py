@@ -17,6 +17,8 @@ from ray import serve
 
 from deployments.args import AppArgs
 from deployments.metrics import WorkerMetrics
+from deployments.step_loop import StepLoop
+from deployments.step_thread import StepThread
 from deployments.transport.messages import Codec, StreamAddress
 from deployments.transport.stream_server import StreamServer
 from workers.types import Reply, WorkerInfo, WorkRequest, WorkResult
@@ -46,7 +48,11 @@ class WorkerStatus:
 
 
 class WorkerReplica(Generic[RequestT, ResultT]):
-    """Serves the calls of all routers from one worker; a deployment adds the call's name."""
+    """Serves the calls of all routers from one worker; a deployment adds the call's name.
+
+    The worker, its loop and the streams live on a thread of their own, so that steps never hold up
+    Serve's event loop; calls by handle are passed over.
+    """
 
     def _start(
         self,
@@ -57,11 +63,10 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         role: str,
         num_threads: int,
     ) -> None:
-        """Make the worker; called from a constructor, on Serve's event loop."""
+        """Make the worker, which blocks; called from a constructor."""
         import torch
 
-        from deployments.step_loop import StepLoop
-
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
         compiling: list[threading.Thread] = []
 
         def make_on_thread() -> "StepWorker[RequestT, ResultT]":
@@ -71,40 +76,41 @@ class WorkerReplica(Generic[RequestT, ResultT]):
                 compiling.append(worker.start_compiling())
             return worker
 
-        self._loop = StepLoop(
-            make_on_thread,
-            idle_timeout_s=IDLE_TIMEOUT_S,
-            clock=time.monotonic,
-        )
+        def make_loop() -> StepLoop[RequestT, ResultT]:
+            return StepLoop(
+                make_on_thread,
+                idle_timeout_s=IDLE_TIMEOUT_S,
+                clock=time.monotonic,
+                replica_id=self._replica_id,
+            )
+
+        self._thread = StepThread()
+        self._loop = self._thread.make(make_loop)
         self._compiling = compiling
         self._metrics = WorkerMetrics(role)
-        self._codec = codec
+        self._server = StreamServer(codec, run=self._loop.submit, release=self._loop.release)
         self._listening: asyncio.Task[StreamAddress] | None = None
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
 
     async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        before = self._loop.work
-        results = await self._loop.run_batch(batch)
-        work = self._loop.work
-        return Reply(
-            replica_id=self._replica_id,
-            compute_s=work.busy_s - before.busy_s,
-            num_steps=work.num_steps - before.num_steps,
-            num_tokens=work.num_tokens - before.num_tokens,
-            results=results,
-        )
+        try:
+            return await self._thread.run(self._loop.run(batch))
+        except asyncio.CancelledError:  # their caller has given them up
+            await self.release([request.seq_id for request in batch])
+            raise
 
     async def stream_address(self) -> StreamAddress:
         """Where routers may stream their calls to; listens from the first time on."""
+        return await self._thread.run(self._listen())
+
+    async def _listen(self) -> StreamAddress:
         if self._listening is None:
-            server = StreamServer(self._codec, run=self._run_batch, release=self.release)
             host = ray.util.get_node_ip_address()
-            self._listening = asyncio.create_task(server.start(host, self._replica_id))
+            self._listening = asyncio.create_task(self._server.start(host, self._replica_id))
         return await asyncio.shield(self._listening)
 
     async def release(self, seq_ids: Sequence[str]) -> None:
         """Forget sequences and free their blocks."""
-        self._loop.release(seq_ids)
+        self._thread.call_soon(self._loop.release, seq_ids)
 
     async def info(self) -> WorkerInfo:
         return self._loop.worker.info

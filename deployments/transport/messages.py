@@ -8,8 +8,9 @@ number at a time, and gets an Answer to each that asks for work.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -42,9 +43,9 @@ class StreamAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[RequestT]):
-    """`run` serves the batch; `release` forgets seq_ids; `give_up` ends the call of that id."""
+    """`run` serves the batch; `release` forgets seq_ids, and so gives up the calls for them."""
 
-    kind: Literal["run", "release", "give_up"]
+    kind: Literal["run", "release"]
     call_id: int = 0
     batch: tuple[RequestT, ...] = ()
     seq_ids: tuple[str, ...] = ()
@@ -97,14 +98,42 @@ def frame(payload: bytes) -> bytes:
     return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
 
 
-async def read_frame(
-    reader: asyncio.StreamReader, *, max_bytes: int = MAX_MESSAGE_BYTES
-) -> bytes | None:
-    """The next message, None at the end of the stream; raises ValueError if it is too long."""
-    try:
-        num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-        if num_bytes > max_bytes:
-            raise ValueError(f"a message of {num_bytes} bytes; at most {max_bytes} are read")
-        return await reader.readexactly(num_bytes)
-    except (asyncio.IncompleteReadError, OSError):
-        return None
+class FrameProtocol(asyncio.Protocol, ABC):
+    """One end of a stream: gathers frames from the pieces that arrive, and hears them at once.
+
+    A protocol and no StreamReader, which would wake a task for every frame, one turn of the event
+    loop later.
+    """
+
+    def __init__(self, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._received = bytearray()
+        self._error: ValueError | None = None
+        """What was wrong with the message that ended the stream."""
+
+    @abstractmethod
+    def frame_received(self, payload: bytes) -> None:
+        """Raises ValueError if it is no message of ours, which ends the stream."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        try:
+            while (payload := self._take_frame()) is not None:
+                self.frame_received(payload)
+        except ValueError as error:
+            self._error = error
+            self.transport.abort()
+
+    def _take_frame(self) -> bytes | None:
+        num_bytes = int.from_bytes(self._received[:LENGTH_BYTES], "big")
+        if len(self._received) >= LENGTH_BYTES and num_bytes > self._max_bytes:
+            raise ValueError(f"a message of {num_bytes} bytes; at most {self._max_bytes} are read")
+        end = LENGTH_BYTES + num_bytes
+        if len(self._received) < end:
+            return None
+        payload = bytes(self._received[LENGTH_BYTES:end])
+        del self._received[:end]
+        return payload

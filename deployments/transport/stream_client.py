@@ -6,9 +6,9 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from deployments.transport.messages import Answer, Call, Codec, StreamAddress, frame, read_frame
+from deployments.transport.messages import Call, Codec, FrameProtocol, StreamAddress, frame
 from deployments.transport.worker_client import WorkerClient
 from workers.errors import WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
@@ -25,84 +25,84 @@ RECONNECT_AFTER_S = 10.0
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 
 
-class WorkerStream(Generic[RequestT, ResultT]):
+class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
     """A connection to one replica, for any number of calls at a time."""
 
-    def __init__(
-        self,
-        codec: Codec[RequestT, ResultT],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def __init__(self, codec: Codec[RequestT, ResultT]) -> None:
+        super().__init__()
         self._codec = codec
-        self._writer = writer
         self._call_ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Reply[ResultT]]] = {}
-        self._reading = asyncio.create_task(self._read(reader), context=contextvars.Context())
 
     @classmethod
     async def open(
         cls, address: StreamAddress, codec: Codec[RequestT, ResultT]
     ) -> "WorkerStream[RequestT, ResultT]":
         """Raises OSError or TimeoutError."""
+        events = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
-        _keep_alive(writer)
-        writer.write(frame(address.token.encode()))
-        return cls(codec, reader, writer)
+            _, stream = await events.create_connection(
+                lambda: cls(codec), address.host, address.port
+            )
+        _keep_alive(stream.transport)
+        stream.transport.write(frame(address.token.encode()))
+        return stream
 
     @property
     def is_open(self) -> bool:
-        return not self._reading.done()
+        return not self.transport.is_closing()
 
     async def call(self, batch: Sequence[RequestT], *, timeout_s: float) -> Reply[ResultT]:
-        """Raises WorkerLostError."""
+        """Raises WorkerLostError; a call that fails or is cancelled releases its sequences."""
+        events = asyncio.get_running_loop()
         call_id = next(self._call_ids)
-        answer: asyncio.Future[Reply[ResultT]] = asyncio.get_running_loop().create_future()
-        self._waiting[call_id] = answer
         self._send(Call(kind="run", call_id=call_id, batch=tuple(batch)))
+        answer: asyncio.Future[Reply[ResultT]] = events.create_future()
+        self._waiting[call_id] = answer
+        deadline = events.call_later(
+            timeout_s, _lose, answer, f"a worker brought no answer in {timeout_s:g} s"
+        )
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise WorkerLostError(f"a worker brought no answer in {timeout_s:g} s") from None
+            return await answer
+        except (asyncio.CancelledError, WorkerLostError):
+            # even if the answer has just come: nobody will ask for them by what it says
+            if self.is_open:
+                self.release([request.seq_id for request in batch])
+            raise
         finally:
-            if self._waiting.pop(call_id, None) is not None and self.is_open:
-                self._send(Call(kind="give_up", call_id=call_id))
+            deadline.cancel()
+            self._waiting.pop(call_id, None)
 
     def release(self, seq_ids: Sequence[str]) -> None:
         """Heard before any later call; nothing confirms it, as a lost worker holds nothing."""
         self._send(Call(kind="release", seq_ids=tuple(seq_ids)))
 
     def close(self) -> None:
-        self._reading.cancel()
-        self._writer.close()
+        self.transport.close()
 
     def _send(self, call: Call[RequestT]) -> None:
-        self._writer.write(self._codec.encode_call(call))
+        self.transport.write(self._codec.encode_call(call))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        reason = "the connection ended"
-        try:
-            while (payload := await read_frame(reader)) is not None:
-                self._resolve(self._codec.decode_answer(payload))
-        except ValueError as error:
-            reason = str(error)
-        finally:
-            self._writer.close()
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(WorkerLostError(f"a worker is lost: {reason}"))
-            self._waiting.clear()
-
-    def _resolve(self, answer: Answer[ResultT]) -> None:
+    def frame_received(self, payload: bytes) -> None:
+        answer = self._codec.decode_answer(payload)
         waiting = self._waiting.pop(answer.call_id, None)
         if waiting is None or waiting.done():
             return
         if answer.reply is not None:
             waiting.set_result(answer.reply)
         else:
-            waiting.set_exception(WorkerLostError(f"a worker failed: {answer.error}"))
+            _lose(waiting, f"a worker failed: {answer.error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reason = self._error or error or "the connection ended"
+        for waiting in self._waiting.values():
+            _lose(waiting, f"a worker is lost: {reason}")
+        self._waiting.clear()
+
+
+def _lose(waiting: asyncio.Future[Any], reason: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(WorkerLostError(reason))
 
 
 class AddressedClient(WorkerClient[AskedT, ResultT], Protocol[AskedT, ResultT]):
@@ -186,8 +186,8 @@ class StreamClient(Generic[RequestT, ResultT]):
             del self._opening[replica_id]
 
 
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    connection = writer.get_extra_info("socket")
+def _keep_alive(transport: asyncio.Transport) -> None:
+    connection = transport.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         if hasattr(socket, name):  # the names differ between systems

@@ -3,10 +3,18 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
-from deployments.transport.messages import Answer, Call, Codec, StreamAddress, read_frame
+from deployments.transport.messages import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    Call,
+    Codec,
+    FrameProtocol,
+    StreamAddress,
+)
 from workers.types import Reply, WorkRequest, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -29,69 +37,88 @@ class StreamServer(Generic[RequestT, ResultT]):
         self,
         codec: Codec[RequestT, ResultT],
         *,
-        run: Callable[[Sequence[RequestT]], Awaitable[Reply[ResultT]]],
-        release: Callable[[Sequence[str]], Awaitable[None]],
+        run: Callable[[Sequence[RequestT], Callable[[Reply[ResultT] | Exception], None]], None],
+        release: Callable[[Sequence[str]], None],
     ) -> None:
-        self._codec = codec
-        self._run = run
-        self._release = release
-        self._token = secrets.token_hex(TOKEN_BYTES)
+        """Both are called as messages arrive, in their order; `run` is told whom to answer."""
+        self.codec = codec
+        self.run = run
+        self.release = release
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        self.streams: set[_Stream[RequestT, ResultT]] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, replica_id: str) -> StreamAddress:
         """Listen on a free port of one interface."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
+        events = asyncio.get_running_loop()
+        self._server = await events.create_server(lambda: _Stream(self), host, 0)
         port = self._server.sockets[0].getsockname()[1]
-        return StreamAddress(replica_id=replica_id, host=host, port=port, token=self._token)
+        return StreamAddress(replica_id=replica_id, host=host, port=port, token=self.token)
 
     def close(self) -> None:
-        """Take no more streams; those that are open go on."""
+        """End all streams and take no more."""
         if self._server is not None:
             self._server.close()
+        for stream in self.streams:
+            stream.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        calls: dict[int, asyncio.Task[None]] = {}
-        try:
-            if await self._is_authentic(reader):
-                while (payload := await read_frame(reader)) is not None:
-                    await self._take(self._codec.decode_call(payload), calls, writer)
-        except ValueError as error:
-            logger.warning("a stream is closed, for it sent no message of ours: %s", error)
-        finally:
-            for task in calls.values():
-                task.cancel()
-            writer.close()
 
-    async def _is_authentic(self, reader: asyncio.StreamReader) -> bool:
-        try:
-            async with asyncio.timeout(TOKEN_TIMEOUT_S):
-                token = await read_frame(reader, max_bytes=MAX_TOKEN_FRAME)
-        except TimeoutError:
-            return False
-        return token is not None and secrets.compare_digest(token, self._token.encode())
+class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
+    """One router's stream."""
 
-    async def _take(
-        self,
-        call: Call[RequestT],
-        calls: dict[int, asyncio.Task[None]],
-        writer: asyncio.StreamWriter,
-    ) -> None:
+    def __init__(self, server: StreamServer[RequestT, ResultT]) -> None:
+        super().__init__(max_bytes=MAX_TOKEN_FRAME)
+        self._server = server
+        self._is_authentic = False
+        self._unanswered: dict[int, Call[RequestT]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server.streams.add(self)
+        events = asyncio.get_running_loop()
+        self._token_timer = events.call_later(TOKEN_TIMEOUT_S, transport.close)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        self._server.streams.discard(self)
+        if self._error is not None:
+            logger.warning("a stream is closed, for it sent no message of ours: %s", self._error)
+        self._token_timer.cancel()
+        for call in list(self._unanswered.values()):  # each release answers it
+            self._server.release([request.seq_id for request in call.batch])
+
+    # a peer that reads no answers is not asked for more calls
+
+    def pause_writing(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.transport.resume_reading()
+
+    def frame_received(self, payload: bytes) -> None:
+        if self._is_authentic:
+            self._take(self._server.codec.decode_call(payload))
+        elif secrets.compare_digest(payload, self._server.token.encode()):
+            self._is_authentic = True
+            self._token_timer.cancel()
+            self._max_bytes = MAX_MESSAGE_BYTES
+        else:
+            raise ValueError("the token is wrong")
+
+    def _take(self, call: Call[RequestT]) -> None:
         match call.kind:
             case "release":
-                await self._release(call.seq_ids)
-            case "give_up":
-                if (given_up := calls.get(call.call_id)) is not None:
-                    given_up.cancel()
+                self._server.release(call.seq_ids)
             case "run":
-                task = asyncio.create_task(self._answer(call, writer))
-                calls[call.call_id] = task
-                task.add_done_callback(lambda _: calls.pop(call.call_id, None))
-                await asyncio.sleep(0)  # it is with the worker before the next message is read
+                self._unanswered[call.call_id] = call
+                self._server.run(call.batch, partial(self._answer, call.call_id))
 
-    async def _answer(self, call: Call[RequestT], writer: asyncio.StreamWriter) -> None:
-        try:
-            answer = Answer(call_id=call.call_id, reply=await self._run(call.batch))
-        except Exception as error:  # the router's loop decides what becomes of the sequences
-            logger.warning("a call failed: %s", error)
-            answer = Answer(call_id=call.call_id, error=f"{type(error).__name__}: {error}")
-        writer.write(self._codec.encode_answer(answer))
+    def _answer(self, call_id: int, outcome: Reply[ResultT] | Exception) -> None:
+        self._unanswered.pop(call_id, None)
+        if isinstance(outcome, Exception):  # the router's loop decides what becomes of it
+            logger.warning("a call failed: %s", outcome)
+            error = f"{type(outcome).__name__}: {outcome}"
+            answer: Answer[ResultT] = Answer(call_id=call_id, error=error)
+        else:
+            answer = Answer(call_id=call_id, reply=outcome)
+        if not self.transport.is_closing():
+            self.transport.write(self._server.codec.encode_answer(answer))

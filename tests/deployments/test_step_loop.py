@@ -12,7 +12,7 @@ from workers.errors import ContextLengthError
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest, VerifyResult
+from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
 
 Loop = StepLoop[VerifyRequest, VerifyResult]
 GREEDY = SamplingParams(temperature=0.0)
@@ -82,6 +82,47 @@ async def test_a_bad_request_fails_alone(start_loop: Callable[..., Loop]) -> Non
     assert good[0].tokens
     (again,) = await loop.run_batch([make_request("other")])
     assert again.tokens
+
+
+async def test_a_reply_counts_the_steps_it_waited_for(start_loop: Callable[..., Loop]) -> None:
+    """Not the one that answered the question before, however soon the next one comes."""
+    loop = start_loop()
+    replies: dict[str, Reply[VerifyResult]] = {}
+
+    def keep(reply: Reply[VerifyResult] | Exception) -> None:
+        assert isinstance(reply, Reply)
+        replies[f"{reply.results[0].seq_id} {len(replies)}"] = reply
+
+    def ask_on(reply: Reply[VerifyResult] | Exception) -> None:
+        keep(reply)
+        loop.submit([make_request("s", tokens=[9], base_len=3)], keep)
+        loop.submit([make_request("another")], keep)
+
+    loop.submit([make_request("s")], ask_on)
+    async with asyncio.timeout(5):
+        while len(replies) < 3:
+            await asyncio.sleep(0.001)
+    num_steps = {name: reply.num_steps for name, reply in replies.items()}
+    assert num_steps == {"s 0": 1, "s 1": 1, "another 2": 2}
+    assert [reply.num_tokens for reply in replies.values()] == [3, 4, 7]
+
+
+async def test_an_empty_call_is_answered(start_loop: Callable[..., Loop]) -> None:
+    assert await start_loop().run_batch([]) == ()
+
+
+async def test_an_answer_that_cannot_be_given_harms_no_other(
+    start_loop: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = start_loop()
+
+    def fail(_: object) -> None:
+        raise ValueError("too long")
+
+    loop.submit([make_request("s")], fail)
+    (result,) = await loop.run_batch([make_request("other")])
+    assert result.tokens
+    assert "too long" in caplog.text
 
 
 async def test_cancelling_a_call_frees_its_sequences(start_loop: Callable[..., Loop]) -> None:

@@ -2,19 +2,22 @@
 
 import asyncio
 import dataclasses
+import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from deployments.transport import stream_server
 from deployments.transport.messages import (
+    MAX_MESSAGE_BYTES,
     VERIFY,
     Answer,
     Call,
     StreamAddress,
     frame,
-    read_frame,
 )
 from deployments.transport.stream_client import StreamClient
 from deployments.transport.stream_server import StreamServer
@@ -31,6 +34,13 @@ def make_request(seq_id: str = "s", **changes: Any) -> VerifyRequest:
     return dataclasses.replace(request, **changes)
 
 
+def make_reply(batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
+    results = tuple(
+        VerifyResult(seq_id=request.seq_id, tokens=request.new_tokens) for request in batch
+    )
+    return Reply(replica_id="replica", compute_s=0.25, num_steps=1, num_tokens=3, results=results)
+
+
 class Replica:
     """A worker that answers when it is told to, reached by handle or stream."""
 
@@ -38,11 +48,11 @@ class Replica:
         self.num_by_handle = 0
         self.num_by_stream = 0
         self.released: list[str] = []
-        self.given_up: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.error: Exception | None = None
-        self.server = Server(VERIFY, run=self._run_stream, release=self._release)
+        self._runs: list[asyncio.Task[None]] = []
+        self.server = Server(VERIFY, run=self._run_stream, release=self.released.extend)
         self.address: StreamAddress | None = None
 
     async def listen(self) -> None:
@@ -61,34 +71,29 @@ class Replica:
         return await self._run(batch)
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
-        await self._release(seq_ids)
+        self.released += seq_ids
 
     async def stream_address(self, replica_id: str) -> StreamAddress:  # noqa: ARG002
         if self.address is None:
             raise WorkerLostError("it is gone")
         return self.address
 
-    async def _run_stream(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
+    def _run_stream(self, batch: Sequence[VerifyRequest], answer: Callable[[Any], None]) -> None:
         self.num_by_stream += 1
-        return await self._run(batch)
+
+        async def run() -> None:
+            try:
+                answer(await self._run(batch))
+            except ContextLengthError as error:
+                answer(error)
+
+        self._runs.append(asyncio.create_task(run()))
 
     async def _run(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
-        try:
-            await self.may_answer.wait()
-        except asyncio.CancelledError:
-            self.given_up += [request.seq_id for request in batch]
-            raise
+        await self.may_answer.wait()
         if self.error is not None:
             raise self.error
-        results = tuple(
-            VerifyResult(seq_id=request.seq_id, tokens=request.new_tokens) for request in batch
-        )
-        return Reply(
-            replica_id="replica", compute_s=0.25, num_steps=1, num_tokens=3, results=results
-        )
-
-    async def _release(self, seq_ids: Sequence[str]) -> None:
-        self.released += seq_ids
+        return make_reply(batch)
 
 
 @pytest.fixture
@@ -114,9 +119,37 @@ async def until(is_true: Any) -> None:
             await asyncio.sleep(0.001)
 
 
+@asynccontextmanager
+async def raw_stream(
+    replica: Replica,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    assert replica.address is not None
+    reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
+    async with asyncio.timeout(PATIENCE_S):
+        yield reader, writer
+    writer.close()
+
+
+def token_frame(replica: Replica) -> bytes:
+    assert replica.address is not None
+    return frame(replica.address.token.encode())
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer[VerifyResult]:
+    num_bytes = int.from_bytes(await reader.readexactly(4))
+    return VERIFY.decode_answer(await reader.readexactly(num_bytes))
+
+
+async def has_ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
+
+
 def cut(client: Client) -> None:
     """As when the replica's process dies."""
-    client._streams["replica"]._writer.transport.abort()
+    client._streams["replica"].transport.abort()
 
 
 @pytest.mark.parametrize(
@@ -150,6 +183,18 @@ async def test_after_the_first_call_a_stream_carries_them(replica: Replica, clie
     assert (replica.num_by_handle, replica.num_by_stream) == (2, 1)
 
 
+async def test_connections_send_at_once_and_notice_a_lost_machine(
+    replica: Replica, client: Client
+) -> None:
+    (served,) = replica.server.streams
+    near, far = (
+        stream.transport.get_extra_info("socket") for stream in (client._streams["replica"], served)
+    )
+    for connection in (near, far):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
 async def test_calls_do_not_wait_for_each_other(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     calls = [
@@ -161,21 +206,35 @@ async def test_calls_do_not_wait_for_each_other(replica: Replica, client: Client
     assert [(await call).results[0].seq_id for call in calls] == [str(i) for i in range(5)]
 
 
-async def test_a_cancelled_call_is_given_up(replica: Replica, client: Client) -> None:
+async def test_a_cancelled_call_releases_its_sequences(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
     await until(lambda: replica.num_by_stream == 1)
     call.cancel()
-    await until(lambda: replica.given_up == ["s"])
+    await until(lambda: replica.released == ["s"])
     replica.may_answer.set()
     assert (await client.call("replica", [make_request("t")], timeout_s=1)).results
 
 
-async def test_a_late_call_is_lost_and_given_up(replica: Replica, client: Client) -> None:
+async def test_a_call_cancelled_as_its_answer_comes_releases_too(
+    replica: Replica, client: Client
+) -> None:
+    replica.may_answer.clear()
+    call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
+    await asyncio.sleep(0)
+    answer = Answer(call_id=0, reply=make_reply([make_request("s")]))
+    client._streams["replica"].frame_received(VERIFY.encode_answer(answer)[4:])
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: replica.released == ["s"])
+
+
+async def test_a_late_call_is_lost_and_releases(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     with pytest.raises(WorkerLostError, match=r"no answer in 0\.05 s"):
         await client.call("replica", [make_request("s")], timeout_s=0.05)
-    await until(lambda: replica.given_up == ["s"])
+    await until(lambda: replica.released == ["s"])
 
 
 async def test_an_error_of_the_worker_loses_the_call_alone(
@@ -198,7 +257,7 @@ async def test_a_lost_connection_loses_its_calls_and_is_replaced(
     cut(client)
     with pytest.raises(WorkerLostError, match="the connection ended"):
         await call
-    await until(lambda: replica.given_up == ["s"])
+    await until(lambda: replica.released == ["s"])
     replica.may_answer.set()
     await client.call("replica", [make_request()], timeout_s=1)
     assert replica.num_by_handle == 2
@@ -241,22 +300,55 @@ async def test_without_a_stream_the_handles_serve_on() -> None:
     ids=["wrong token", "no token", "another protocol", "nothing"],
 )
 async def test_strangers_are_not_served(replica: Replica, sent: bytes) -> None:
-    assert replica.address is not None
-    reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
-    writer.write(sent)
-    writer.write_eof()
-    async with asyncio.timeout(PATIENCE_S):
-        assert await read_frame(reader) is None
-    writer.close()
+    async with raw_stream(replica) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        assert await has_ended(reader)
     assert replica.released == []
 
 
-async def test_what_is_no_message_ends_the_stream(replica: Replica) -> None:
-    assert replica.address is not None
-    reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
-    writer.write(frame(replica.address.token.encode()))
-    writer.write(frame(b'{"kind": "run", "batch": [{"seq_id": 3}]}'))
-    async with asyncio.timeout(PATIENCE_S):
-        assert await read_frame(reader) is None
-    writer.close()
+@pytest.mark.parametrize(
+    "sent",
+    [frame(b'{"kind": "run", "batch": [{"seq_id": 3}]}'), (MAX_MESSAGE_BYTES + 1).to_bytes(4)],
+    ids=["not a call", "too long"],
+)
+async def test_what_is_no_message_ends_the_stream(replica: Replica, sent: bytes) -> None:
+    async with raw_stream(replica) as (reader, writer):
+        writer.write(token_frame(replica) + sent)
+        assert await has_ended(reader)
     assert replica.num_by_stream == 0
+
+
+async def test_messages_may_arrive_in_pieces_or_at_once(replica: Replica) -> None:
+    calls = [VERIFY.encode_call(Call(kind="run", batch=(make_request(i),))) for i in "ab"]
+    async with raw_stream(replica) as (reader, writer):
+        for piece in token_frame(replica) + calls[0]:
+            writer.write(bytes([piece]))
+            await asyncio.sleep(0)
+        writer.write(calls[1] + VERIFY.encode_call(Call(kind="release", seq_ids=("c",))))
+        answers = [await read_answer(reader) for _ in calls]
+        assert [a.reply and a.reply.results[0].seq_id for a in answers] == ["a", "b"]
+        assert replica.released == ["c"]
+
+
+async def test_who_reads_no_answers_is_not_heard(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_paused = asyncio.Event()
+    pause_writing = stream_server._Stream.pause_writing
+
+    def pause(stream: stream_server._Stream[Any, Any]) -> None:
+        pause_writing(stream)
+        has_paused.set()
+
+    monkeypatch.setattr(stream_server._Stream, "pause_writing", pause)
+    long = make_request(new_tokens=tuple(range(50_000)))
+    num_calls = 100  # more than the kernel takes on
+    async with raw_stream(replica) as (reader, writer):
+        writer.write(token_frame(replica))
+        for call_id in range(num_calls):
+            writer.write(VERIFY.encode_call(Call(kind="run", call_id=call_id, batch=(long,))))
+        await has_paused.wait()
+        assert replica.num_by_stream < num_calls
+        answered = {(await read_answer(reader)).call_id for _ in range(num_calls)}
+        assert answered == set(range(num_calls))
