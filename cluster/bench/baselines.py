@@ -2,33 +2,46 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 PLAIN = "generate"
+LOOKUP = "prompt lookup"
 BATCH_SIZE = 8
 BATCH = f"generate, static batches of {BATCH_SIZE}"
-ONE_STREAM = (
-    PLAIN,
-    "assisted, defaults",
-    "assisted, 4 drafts",
-    "assisted, 8 drafts",
-    "prompt lookup",
-)
+ASSISTED = ("assisted, defaults", "assisted, 4 drafts", "assisted, 8 drafts")
 NUM_LOOKUP_TOKENS = 10  # the value of its documentation
 NUM_ASSISTANT_TOKENS = {"assisted, 4 drafts": 4, "assisted, 8 drafts": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRow:
+    """What transformers does in the same run, greedily; the median over the repeats."""
+
+    text: str
+    name: str
+    tokens_per_s: float
 
 
 class Baselines:
     """Greedy generation by transformers, in the checkpoint's own precision, in this process."""
 
-    def __init__(self, target: str, draft: str) -> None:
+    def __init__(self, target: str, draft: str | None) -> None:
+        """Without a draft there are no assisted ways."""
         self._tokenizer = AutoTokenizer.from_pretrained(target)
         self._target = AutoModelForCausalLM.from_pretrained(target, dtype="auto").eval()
-        self._draft = AutoModelForCausalLM.from_pretrained(draft, dtype="auto").eval()
-        self._draft_defaults = self._draft.generation_config
+        self._draft: Any = None
+        if draft is not None:
+            self._draft = AutoModelForCausalLM.from_pretrained(draft, dtype="auto").eval()
+            self._draft_defaults = self._draft.generation_config
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The ways of generating."""
+        return (PLAIN, *(ASSISTED if self._draft is not None else ()), LOOKUP, BATCH)
 
     def tokens_per_s(self, name: str, prompts: Sequence[str], max_tokens: int) -> float:
         started = time.perf_counter()
@@ -45,7 +58,7 @@ class Baselines:
     def _options(self, name: str) -> dict[str, Any]:
         if name in (PLAIN, BATCH):
             return {}
-        if name == "prompt lookup":
+        if name == LOOKUP:
             return {"prompt_lookup_num_tokens": NUM_LOOKUP_TOKENS}
         self._draft.generation_config = self._draft_defaults
         if name in NUM_ASSISTANT_TOKENS:

@@ -1,101 +1,263 @@
-"""A load of streaming completions, and what it measured."""
+"""Loads of streaming completions, and what they measured."""
 
 import asyncio
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
+from uuid import uuid4
 
 import httpx
+
+from workers.errors import ConfigError, TandemError
+
+TIMEOUT_S = 600.0
+MAX_SHOWN_ERROR = 500
+"""Characters of a server's error."""
+OVERLOADED = frozenset({429, 503})
+
+Prompt = str | tuple[int, ...]
+
+
+class LoadError(TandemError):
+    """A request of a load failed."""
+
+
+class RefusedError(LoadError):
+    """The server has too much to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A server of OpenAI's completions."""
+
+    url: str
+    model: str
+    is_ours: bool
+    """Whether it knows our own fields, such as cache_salt."""
+    with_ignore_eos: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests to send, closed loop."""
+    """Requests to send; request i has the seed i."""
 
-    prompts: Sequence[str]
+    prompts: Sequence[Prompt]
     max_tokens: int
     temperature: float
-    concurrency: int
-    cache_salt: str
-    """A new one for each load, or its prompts would be in the prefix cache already."""
+    nonce: str = field(default_factory=lambda: uuid4().hex[:12])
+    """Each load has another, or its prompts would be in the prefix cache already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Of a stream."""
+
+    at_s: float
+    """By the clock of time.perf_counter."""
+    text: str
+    num_tokens: int | None
+    """Of the completion so far, where the event says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Times by the clock of time.perf_counter."""
+
+    started_s: float
+    """When the request was sent, or should have been."""
+    ended_s: float
+    chunks_s: tuple[float, ...]
+    """When each piece of text came."""
+    num_tokens: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """Times in seconds, from a request's start."""
+    """Times in seconds."""
 
     num_tokens: int
     elapsed_s: float
+    """From the load's start to its last event."""
     time_to_first_s: tuple[float, ...]
+    """From a request's start to its first text."""
     chunk_gaps_s: tuple[float, ...]
     """Between two chunks of a stream, of all streams."""
+    durations_s: tuple[float, ...]
+    """From a request's start to its end."""
     texts: tuple[str, ...]
+    num_refused: int = 0
+    """Requests that the server had no room for; they are in none of the others."""
 
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.elapsed_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    num_tokens: int
-    chunks_s: tuple[float, ...]
-    """When each chunk of text came, from the request's start."""
-    text: str
+async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> LoadResult:
+    """Send all prompts, `concurrency` at a time; raises LoadError."""
+    slots = asyncio.Semaphore(concurrency)
+    async with http_client(endpoint) as client:
 
-
-async def run_load(url: str, model: str, load: Load) -> LoadResult:
-    """Send all prompts, `concurrency` at a time, seed i to prompt i."""
-    slots = asyncio.Semaphore(load.concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-
-        async def run(index: int, prompt: str) -> _Answer:
+        async def run(index: int) -> Answer:
             async with slots:
-                return await _stream(client, model, load, prompt, seed=index)
+                return await answer(client, endpoint, load, index, started_s=time.perf_counter())
 
-        started = time.perf_counter()
-        answers = await asyncio.gather(*[run(i, p) for i, p in enumerate(load.prompts)])
-        elapsed_s = time.perf_counter() - started
-    return LoadResult(
-        num_tokens=sum(answer.num_tokens for answer in answers),
-        elapsed_s=elapsed_s,
-        time_to_first_s=tuple(answer.chunks_s[0] for answer in answers),
-        chunk_gaps_s=tuple(
-            after - before for answer in answers for before, after in pairwise(answer.chunks_s)
-        ),
-        texts=tuple(answer.text for answer in answers),
+        return await _run_all(run, len(load.prompts))
+
+
+async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) -> LoadResult:
+    """Send each prompt at its time, whatever has become of the others; raises LoadError.
+
+    A request's times count from its arrival, so that what delays its sending is not left out.
+    """
+    async with http_client(endpoint) as client:
+        start_s = time.perf_counter()
+
+        async def run(index: int) -> Answer | None:
+            arrival_s = start_s + arrivals_s[index]
+            await asyncio.sleep(arrival_s - time.perf_counter())
+            try:
+                return await answer(client, endpoint, load, index, started_s=arrival_s)
+            except RefusedError:
+                return None
+
+        return await _run_all(run, len(load.prompts))
+
+
+def http_client(endpoint: Endpoint) -> httpx.AsyncClient:
+    """Without a limit of its own on what runs at a time: that is the load's to say."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=endpoint.url, timeout=TIMEOUT_S, limits=limits)
+
+
+async def answer(
+    client: httpx.AsyncClient, endpoint: Endpoint, load: Load, index: int, *, started_s: float
+) -> Answer:
+    """The whole completion of a load's prompt; raises LoadError."""
+    chunks_s, text, num_tokens = [], "", None
+    async with aclosing(stream(client, endpoint, load, index)) as events:
+        async for event in events:
+            num_tokens = num_tokens if event.num_tokens is None else event.num_tokens
+            if event.text:
+                chunks_s.append(event.at_s)
+                text += event.text
+    if num_tokens is None:
+        raise LoadError(
+            f"{endpoint.url} sent no usage at the end of a stream, so tokens cannot be counted; it "
+            'must know "stream_options": {"include_usage": true}'
+        )
+    return Answer(
+        started_s=started_s,
+        ended_s=time.perf_counter(),
+        chunks_s=tuple(chunks_s),
+        num_tokens=num_tokens,
+        text=text,
     )
 
 
-async def _stream(
-    client: httpx.AsyncClient, model: str, load: Load, prompt: str, *, seed: int
-) -> _Answer:
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Hang up, and wait until that is done."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def stream(
+    client: httpx.AsyncClient, endpoint: Endpoint, load: Load, index: int
+) -> AsyncGenerator[Event]:
+    """The events of a completion; raises LoadError."""
+    request = request_body(endpoint, load, index)
+    try:
+        async with client.stream("POST", "/v1/completions", json=request) as response:
+            if response.status_code != 200:
+                raise _refusal(endpoint, response.status_code, (await response.aread()).decode())
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data:").strip()
+                if line.startswith("data:") and data != "[DONE]":
+                    yield _event(endpoint, data)
+    except httpx.HTTPError as error:
+        raise LoadError(f"{endpoint.url} broke off a request: {error!r}") from error
+
+
+def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
+    """What is asked of the server.
+
+    Servers that are not ours are sent OpenAI's own fields only, and ignore_eos unless the endpoint
+    says otherwise; a line of its own before a prompt stands in for the salt.
+    """
+    prompt = load.prompts[index]
     request = {
-        "model": model,
+        "model": endpoint.model,
         "prompt": prompt,
         "max_tokens": load.max_tokens,
         "temperature": load.temperature,
-        "seed": seed,
-        "ignore_eos": True,
-        "cache_salt": load.cache_salt,
+        "seed": index,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    started, chunks_s, text, num_tokens = time.perf_counter(), [], "", 0
-    async with client.stream("POST", "/v1/completions", json=request) as response:
-        if response.status_code != 200:
-            raise RuntimeError((await response.aread()).decode())
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise RuntimeError(event["error"]["message"])
-            for choice in event["choices"]:
-                chunks_s.append(time.perf_counter() - started)
-                text += choice["text"]
-            if event["usage"]:
-                num_tokens = event["usage"]["completion_tokens"]
-    return _Answer(num_tokens=num_tokens, chunks_s=tuple(chunks_s), text=text)
+    if endpoint.with_ignore_eos:
+        request["ignore_eos"] = True
+    if endpoint.is_ours:
+        request["cache_salt"] = load.nonce
+    else:
+        assert isinstance(prompt, str), "token ids mean something to our own tokenizer only"
+        request["prompt"] = f"# {load.nonce}\n{prompt}"
+    return request
+
+
+async def _run_all(
+    run: Callable[[int], Coroutine[Any, Any, Answer | None]], num_requests: int
+) -> LoadResult:
+    """What came of them; the first that fails ends all."""
+    started_s = time.perf_counter()
+    tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
+    try:
+        all_answers = await asyncio.gather(*tasks)
+    finally:
+        await cancel_all(tasks)
+    answers = [of_request for of_request in all_answers if of_request is not None]
+    if not answers:
+        raise LoadError(f"the server refused all of {num_requests} requests; offer it fewer")
+    return LoadResult(
+        num_tokens=sum(a.num_tokens for a in answers),
+        elapsed_s=max(a.ended_s for a in answers) - started_s,
+        time_to_first_s=tuple(a.chunks_s[0] - a.started_s for a in answers if a.chunks_s),
+        chunk_gaps_s=tuple(
+            after - before for a in answers for before, after in pairwise(a.chunks_s)
+        ),
+        durations_s=tuple(a.ended_s - a.started_s for a in answers),
+        texts=tuple(a.text for a in answers),
+        num_refused=num_requests - len(answers),
+    )
+
+
+def _event(endpoint: Endpoint, data: str) -> Event:
+    try:
+        body = json.loads(data)
+        if "error" in body:
+            raise LoadError(f"{endpoint.url} ended a completion: {body['error']}")
+        usage = body.get("usage")
+        return Event(
+            at_s=time.perf_counter(),
+            text="".join(choice.get("text") or "" for choice in body["choices"]),
+            num_tokens=int(usage["completion_tokens"]) if usage else None,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(
+            f"{endpoint.url} sent what is no event of a completion: {data[:MAX_SHOWN_ERROR]}"
+        ) from error
+
+
+def _refusal(endpoint: Endpoint, status: int, body: str) -> TandemError:
+    if "ignore_eos" in body and not endpoint.is_ours:
+        return ConfigError(
+            f"{endpoint.url} refuses ignore_eos ({body[:MAX_SHOWN_ERROR]}); give --no-ignore-eos: "
+            "completions then end where the model ends them"
+        )
+    message = f"{endpoint.url} answered with status {status}: {body[:MAX_SHOWN_ERROR]}"
+    return RefusedError(message) if status in OVERLOADED else LoadError(message)

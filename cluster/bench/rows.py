@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-import numpy as np
-
 from cluster.bench import theory
 from cluster.bench.client import LoadResult
+from cluster.bench.report import milliseconds, number, percentiles
 from cluster.bench.theory import RelativeCosts
 
-Gamma = int | Literal["dynamic"]
+DYNAMIC: Literal["dynamic"] = "dynamic"
+AS_SERVED: Literal["as served"] = "as served"
+Gamma = int | Literal["dynamic", "as served"]
+"""A server that is not ours drafts as it is served."""
 MOST_THEORY = 16
 """The longest draft that theory may recommend."""
 
@@ -35,31 +37,24 @@ class Setting:
 class Sample:
     load: LoadResult
     statistics: Any
-    """The router's RoundStatistics."""
+    """The router's RoundStatistics; None of a server that is not ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Medians over the repeats of one setting; times in seconds."""
+class Rounds:
+    """What the router recorded; medians, times in seconds."""
 
-    setting: Setting
-    tokens_per_s: float
-    speedup: float
-    """Over gamma 0 in the same run, where that is measured; else 0."""
     alpha: float
     """Accepted of tested draft tokens."""
     tau: float
     """Tokens per verified sequence and round."""
     mean_gamma: float
     """Draft tokens per sequence and round with drafts."""
-    theory_speedup: float
-    """For this alpha, mean gamma and the costs measured; 0 without a gamma 0 to compare to."""
-    theory_gamma: int
+    theory_speedup: float | None
+    """For this alpha, mean gamma and the costs measured; None without a gamma 0 to compare to, or
+    where most rounds had no drafts."""
+    theory_gamma: int | None
     """What theory would choose."""
-    time_to_first_s: tuple[float, ...]
-    """p50, p95"""
-    chunk_gap_s: tuple[float, ...]
-    """p50, p95, p99 of the time between two chunks of a stream, each with a round's tokens."""
     draft_s: float
     verify_s: float
     verify_compute_s: float
@@ -70,39 +65,78 @@ class Row:
     """A round's time in neither a draft nor a target step."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Medians over the repeats of one setting; times in seconds."""
+
+    setting: Setting
+    tokens_per_s: float
+    speedup: float | None
+    """Over gamma 0 in the same run, where that is measured."""
+    time_to_first_s: tuple[float, ...]
+    """p50, p95"""
+    chunk_gap_s: tuple[float, ...]
+    """p50, p95, p99 of the time between two chunks of a stream, each with a round's tokens."""
+    rounds: Rounds | None
+    """None of a server that is not ours."""
+
+
+def make_settings(
+    *,
+    texts: Sequence[str],
+    temperatures: Sequence[float],
+    concurrencies: Sequence[int],
+    gammas: Sequence[Gamma],
+) -> list[Setting]:
+    """All of them with each other; gammas, which are compared, one after the other."""
+    return [
+        Setting(text=text, temperature=temperature, concurrency=concurrency, gamma=gamma)
+        for text in texts
+        for temperature in temperatures
+        for concurrency in concurrencies
+        for gamma in gammas
+    ]
+
+
 def make_rows(samples: Mapping[Setting, Sequence[Sample]]) -> list[Row]:
-    return [_row(setting, of_setting, samples) for setting, of_setting in samples.items()]
+    return [
+        _row(setting, of_setting, samples.get(setting.plain, ()))
+        for setting, of_setting in samples.items()
+    ]
 
 
-def _row(
-    setting: Setting, samples: Sequence[Sample], all_samples: Mapping[Setting, Sequence[Sample]]
-) -> Row:
+def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
+    """`plain`: of the same setting without drafts, where that is measured."""
+    speed = _speed(samples)
+    first_s = [s for sample in samples for s in sample.load.time_to_first_s]
+    gaps_s = [s for sample in samples for s in sample.load.chunk_gaps_s]
+    is_ours = all(sample.statistics is not None for sample in samples)
+    return Row(
+        setting=setting,
+        tokens_per_s=speed,
+        speedup=speed / _speed(plain) if plain else None,
+        time_to_first_s=percentiles(first_s, (50, 95)),
+        chunk_gap_s=percentiles(gaps_s, (50, 95, 99)),
+        rounds=_rounds(samples, plain) if is_ours else None,
+    )
+
+
+def _rounds(samples: Sequence[Sample], plain: Sequence[Sample]) -> Rounds:
     statistics = [sample.statistics for sample in samples]
     num_tested = sum(s.num_tested for s in statistics)
     num_accepted = sum(s.num_accepted for s in statistics)
     num_drafts = sum(s.num_drafts for s in statistics)
     alpha = num_accepted / num_tested if num_tested else 0.0
     mean_gamma = sum(s.num_draft_tokens for s in statistics) / num_drafts if num_drafts else 0.0
-    speed = _speed(samples)
-    plain = all_samples.get(setting.plain, ())
-    theory_speedup, theory_gamma = 0.0, 0
-    if plain and num_drafts:
-        costs = _costs(samples, plain, mean_gamma)
-        theory_speedup = theory.speedup(alpha, mean_gamma, costs)
-        theory_gamma = theory.best_gamma(alpha, costs, most=MOST_THEORY)
-    first_s = [s for sample in samples for s in sample.load.time_to_first_s]
-    gaps_s = [s for sample in samples for s in sample.load.chunk_gaps_s]
-    return Row(
-        setting=setting,
-        tokens_per_s=speed,
-        speedup=speed / _speed(plain) if plain else 0.0,
+    # a median of 0 is of rounds that mostly had no drafts, and says nothing of what drafting costs
+    has_costs = plain and num_drafts and _typical(samples, "draft_compute_s") > 0
+    costs = _costs(samples, plain, mean_gamma) if has_costs else None
+    return Rounds(
         alpha=alpha,
         tau=1 + num_accepted / num_drafts if num_drafts else 1.0,
         mean_gamma=mean_gamma,
-        theory_speedup=theory_speedup,
-        theory_gamma=theory_gamma,
-        time_to_first_s=_percentiles(first_s, (50, 95)),
-        chunk_gap_s=_percentiles(gaps_s, (50, 95, 99)),
+        theory_speedup=theory.speedup(alpha, mean_gamma, costs) if costs else None,
+        theory_gamma=theory.best_gamma(alpha, costs, most=MOST_THEORY) if costs else None,
         draft_s=_typical(samples, "draft_s"),
         verify_s=_typical(samples, "verify_s"),
         verify_compute_s=_typical(samples, "verify_compute_s"),
@@ -131,12 +165,9 @@ def _typical(samples: Sequence[Sample], name: str) -> float:
     return median(float(getattr(sample.statistics, name)) for sample in samples)
 
 
-def _percentiles(values: Sequence[float], ranks: Sequence[int]) -> tuple[float, ...]:
-    return tuple(float(np.percentile(values, rank)) if values else 0.0 for rank in ranks)
-
-
-def _ms(*seconds: float) -> str:
-    return " / ".join(f"{s * 1e3:.0f}" for s in seconds)
+def _of_rounds(shown: Callable[[Rounds], float | None], form: str) -> Callable[[Row], str]:
+    """A cell that is empty where the router's figures are not to be had."""
+    return lambda row: number(shown(row.rounds), form) if row.rounds else ""
 
 
 COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -144,19 +175,19 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "T": lambda row: f"{row.setting.temperature:g}",
     "streams": lambda row: str(row.setting.concurrency),
     "gamma": lambda row: str(row.setting.gamma),
-    "mean gamma": lambda row: f"{row.mean_gamma:.1f}",
+    "mean gamma": _of_rounds(lambda rounds: rounds.mean_gamma, ".1f"),
     "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
-    "speed-up": lambda row: f"{row.speedup:.2f}",
-    "theory": lambda row: f"{row.theory_speedup:.2f}",
-    "theory's gamma": lambda row: str(row.theory_gamma),
-    "alpha": lambda row: f"{row.alpha:.3f}",
-    "tau": lambda row: f"{row.tau:.2f}",
-    "first token ms p50 / p95": lambda row: _ms(*row.time_to_first_s),
-    "chunk gap ms p50 / p95 / p99": lambda row: _ms(*row.chunk_gap_s),
-    "draft ms": lambda row: f"{row.draft_s * 1e3:.2f}",
-    "verify ms": lambda row: f"{row.verify_s * 1e3:.2f}",
-    "of which steps ms": lambda row: f"{row.verify_compute_s * 1e3:.2f}",
-    "router ms": lambda row: f"{row.router_s * 1e3:.2f}",
-    "outside steps ms": lambda row: f"{row.outside_s * 1e3:.2f}",
+    "speed-up": lambda row: number(row.speedup, ".2f"),
+    "theory": _of_rounds(lambda rounds: rounds.theory_speedup, ".2f"),
+    "theory's gamma": _of_rounds(lambda rounds: rounds.theory_gamma, "d"),
+    "alpha": _of_rounds(lambda rounds: rounds.alpha, ".3f"),
+    "tau": _of_rounds(lambda rounds: rounds.tau, ".2f"),
+    "first token ms p50 / p95": lambda row: milliseconds(*row.time_to_first_s),
+    "chunk gap ms p50 / p95 / p99": lambda row: milliseconds(*row.chunk_gap_s),
+    "draft ms": _of_rounds(lambda rounds: rounds.draft_s * 1e3, ".2f"),
+    "verify ms": _of_rounds(lambda rounds: rounds.verify_s * 1e3, ".2f"),
+    "of which steps ms": _of_rounds(lambda rounds: rounds.verify_compute_s * 1e3, ".2f"),
+    "router ms": _of_rounds(lambda rounds: rounds.router_s * 1e3, ".2f"),
+    "outside steps ms": _of_rounds(lambda rounds: rounds.outside_s * 1e3, ".2f"),
 }
 """Of the report's table."""

@@ -14,7 +14,12 @@ import httpx
 import ray
 from ray import serve
 
+from cluster.bench.client import Endpoint
+from workers.errors import ConfigError
+
 START_TIMEOUT_S = 180.0
+IDLE_TIMEOUT_S = 30.0
+POLL_S = 0.5
 
 
 def free_port() -> int:
@@ -27,8 +32,8 @@ def free_port() -> int:
 class LiveServer:
     """An app that answers HTTP, and whose router can be told another gamma."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self._router = serve.get_deployment_handle("Router", "default")
 
     def set_gamma(self, gamma: int | str) -> None:
@@ -38,6 +43,12 @@ class LiveServer:
     def take_statistics(self) -> Any:
         """The router's RoundStatistics since the last call."""
         return self._router.take_statistics.remote().result()
+
+    def wait_until_idle(self) -> None:
+        """Until no completion runs: those whose clients hung up end a little later."""
+        deadline = time.monotonic() + IDLE_TIMEOUT_S
+        while self._router.num_live.remote().result() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
 
 @contextmanager
@@ -56,9 +67,9 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
             address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR
         )
         _wait_until_compiled()
-        yield LiveServer(url)
-        ray.shutdown()
+        yield LiveServer(Endpoint(url=url, model=options["served_model_name"], is_ours=True))
     finally:
+        ray.shutdown()
         process.terminate()
         process.wait(timeout=60)
 
@@ -68,18 +79,20 @@ def _wait_until_compiled() -> None:
     for deployment in ("TargetGroup", "DraftPool"):
         worker = serve.get_deployment_handle(deployment, "default")
         while worker.status.remote().result().is_compiling:
-            time.sleep(0.5)
+            time.sleep(POLL_S)
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended while it started; see {log}")
+            raise ConfigError(f"the server ended while it started; {log} says why")
         try:
             if httpx.get(f"{url}/health").status_code == 200:
                 return
         except httpx.TransportError:
             pass
-        time.sleep(0.5)
-    raise RuntimeError(f"the server did not answer within {START_TIMEOUT_S:.0f} s; see {log}")
+        time.sleep(POLL_S)
+    raise ConfigError(
+        f"the server did not answer within {START_TIMEOUT_S:.0f} s; {log} says what it does"
+    )

@@ -1,5 +1,6 @@
 """Prompts of several kinds: what speculation gains depends on the text."""
 
+import itertools
 import random
 import string
 
@@ -25,3 +26,15 @@ def make_prompts(kind: str, num_prompts: int, *, seed: int = 0) -> list[str]:
         return [prompt[: NUM_CHARACTERS // 2] * 2 for prompt in prompts]
     assert kind == "easy", f"there are no {kind} prompts"
     return prompts
+
+
+def make_long_text(num_characters: int, *, seed: int = 0) -> str:
+    """Held-out files one after the other, in a seeded order, and again where they run out."""
+    documents = list(Corpus.load().held_out)
+    random.Random(seed).shuffle(documents)
+    text = ""
+    for document in itertools.cycle(documents):
+        text += document.text[: num_characters - len(text)]
+        if len(text) == num_characters:
+            return text
+    raise AssertionError("there are no held-out files")

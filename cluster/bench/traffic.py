@@ -4,17 +4,31 @@ One stream; the text goes from easy to hard and back to easy under one controlle
 nothing of it.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import mean
 
-from cluster.bench.report import markdown_table
+from tqdm import tqdm
+
+from cluster.bench.client import Load, run_closed
+from cluster.bench.plots import plot_traffic
+from cluster.bench.report import markdown_table, write_report
+from cluster.bench.rows import DYNAMIC, Setting
+from cluster.bench.served import ServedOptions, header, measure, measured_server
+from cluster.bench.texts import make_prompts
 
 TEXTS = ("easy", "hard", "easy")
 NEAR = 1.0
 """Drafts of a phase's settled length that count as having arrived."""
 WINDOW = 10
 """Rounds over which the length is averaged to say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficOptions(ServedOptions):
+    num_prompts: int
+    """Of each phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +53,32 @@ class Phase:
             if abs(mean(self.gammas[max(0, end - WINDOW) : end]) - self.settled_gamma) <= NEAR:
                 return end
         return len(self.gammas)
+
+
+def run_traffic(options: TrafficOptions) -> list[Phase]:
+    """One stream of texts that change, under gamma=dynamic; write JSON, a table and a plot."""
+    prompts = {text: make_prompts(text, options.num_prompts, seed=options.seed) for text in TEXTS}
+    phases = []
+    with measured_server(options) as server:
+        plain = Setting(text=TEXTS[0], temperature=0.0, concurrency=1, gamma=0)
+        measure(server, plain, prompts[TEXTS[0]][:2], options.max_tokens)
+        server.set_gamma(DYNAMIC)
+        for text in tqdm(TEXTS, desc="traffic"):
+            load = Load(prompts=prompts[text], max_tokens=options.max_tokens, temperature=0.0)
+            result = asyncio.run(run_closed(server.endpoint, load, concurrency=1))
+            statistics = server.take_statistics()
+            phases.append(
+                Phase(
+                    text=text,
+                    tokens_per_s=result.tokens_per_s,
+                    alpha=statistics.num_accepted / max(statistics.num_tested, 1),
+                    gammas=statistics.gammas,
+                )
+            )
+        report = {**header(options, server), "phases": [asdict(phase) for phase in phases]}
+    write_report(options.output, "traffic", report, format_table(phases))
+    plot_traffic(phases, options.output / "traffic.png")
+    return phases
 
 
 def format_table(phases: Sequence[Phase]) -> str:

@@ -1,7 +1,9 @@
 """The benchmarks run, on a tiny pair, and report what they measured."""
 
 import json
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,41 +14,50 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.__main__ import main
 from cluster.bench import theory
-from cluster.bench.baselines import BATCH, ONE_STREAM, Baselines
-from cluster.bench.client import LoadResult
-from cluster.bench.engine import STEPS, EngineOptions, run_engine_bench
+from cluster.bench.baselines import ASSISTED, BATCH, LOOKUP, PLAIN, Baselines
+from cluster.bench.client import Endpoint, LoadResult
+from cluster.bench.engine import STEPS, run_engine_bench
 from cluster.bench.exactness import ExactnessOptions, _gaps, run_exactness
+from cluster.bench.growth import MOST_DRAFTS, NUM_SEQUENCES, run_growth
+from cluster.bench.open_loop import OpenOptions, run_open_loop
 from cluster.bench.plots import plot_speedups, plot_traffic
-from cluster.bench.rows import Sample, Setting, make_rows
+from cluster.bench.rows import Gamma, Sample, Setting, make_rows
+from cluster.bench.run import BenchOptions, run_bench
+from cluster.bench.steps import EngineOptions
 from cluster.bench.texts import KINDS, make_prompts
 from cluster.bench.theory import RelativeCosts
-from cluster.bench.traffic import WINDOW, Phase
+from cluster.bench.traffic import WINDOW, Phase, TrafficOptions, run_traffic
 from cluster.demo import bundled
+from tests.cluster.openai_server import OpenAIServer
 from tests.tiny_models import save_model
+from workers.errors import ConfigError
 from workers.model import load_model
 
 TARGET, DRAFT = (bundled.resolve(name) for name in (bundled.TARGET_NAME, bundled.DRAFT_NAME))
 
 
-@pytest.mark.parametrize("name", [*ONE_STREAM, BATCH])
-def test_every_way_of_transformers_runs(name: str) -> None:
+def test_every_way_of_transformers_runs() -> None:
     baselines = Baselines(TARGET, DRAFT)
+    assert baselines.names == (PLAIN, *ASSISTED, LOOKUP, BATCH)
     prompts = ["def read(path):\n", "import os\n"]
-    assert baselines.generate(name, prompts, 6) == 2 * 6
+    for name in baselines.names:
+        assert baselines.generate(name, prompts, 6) == 2 * 6, name
+
+
+def test_without_a_draft_nothing_assists_transformers() -> None:
+    assert Baselines(TARGET, None).names == (PLAIN, LOOKUP, BATCH)
+
+
+def engine_options(tmp_path: Path, **changes: Any) -> EngineOptions:
+    """Of a tiny pair; `changes` are of its configuration."""
+    name = save_model(tmp_path / "pair", **{"max_position_embeddings": 512, **changes})
+    return EngineOptions(
+        target=name, draft=name, repeats=1, num_threads=None, with_compile=False, output=tmp_path
+    )
 
 
 def test_engine_report_has_a_row_per_step(tmp_path: Path) -> None:
-    name = save_model(tmp_path / "pair", max_position_embeddings=512, vocab_size=400)
-    rows = run_engine_bench(
-        EngineOptions(
-            target=name,
-            draft=name,
-            repeats=1,
-            num_threads=None,
-            with_compile=False,
-            output=tmp_path,
-        )
-    )
+    rows = run_engine_bench(engine_options(tmp_path))
     assert [(row.num_sequences, row.num_tokens) for row in rows] == list(STEPS)
     assert all(
         min(row.products_s, row.transformers_s, row.target_s, row.draft_s) > 0 for row in rows
@@ -55,6 +66,29 @@ def test_engine_report_has_a_row_per_step(tmp_path: Path) -> None:
     assert len(report["rows"]) == len(STEPS)
     assert report["versions"]["torch"]
     assert (tmp_path / "engine.md").read_text().count("\n") == 2 + len(STEPS)
+
+
+def test_growth_report_has_every_point_and_a_slope_per_series(tmp_path: Path) -> None:
+    growth = run_growth(engine_options(tmp_path))
+    assert [(series.step, [p.size for p in series.points]) for series in growth.series] == [
+        ("verify 1 token", [128, 256, 508]),
+        ("verify 5 tokens", [128, 256, 508]),
+        ("verify 1 token each", list(NUM_SEQUENCES)),
+        ("verify", list(range(MOST_DRAFTS + 1))),
+        ("propose", list(range(1, MOST_DRAFTS + 1))),
+    ]
+    assert all(point.step_s > 0 for series in growth.series for point in series.points)
+    assert [p.num_tokens for p in growth.of("sequences")[0].points] == list(NUM_SEQUENCES)
+    report = json.loads((tmp_path / "growth.json").read_text())
+    assert report["max_position"] == 512
+    assert all(math.isfinite(series["fit"]["slope_s"]) for series in report["series"])
+    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "growth.md").read_text().count("ms per further") == len(growth.series)
+
+
+def test_a_model_too_short_for_the_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has positions for 205 tokens, and this benchmark runs"):
+        run_growth(engine_options(tmp_path, max_position_embeddings=205))
 
 
 def test_no_text_differs_in_fp32(tmp_path: Path) -> None:
@@ -100,12 +134,13 @@ def test_theory_drafts_nothing_where_it_does_not_pay() -> None:
     assert theory.expected_tokens(1.0, 4) == 5
 
 
-def make_sample(tokens_per_s: float, **statistics: float) -> Sample:
+def make_sample(tokens_per_s: float, **statistics: Any) -> Sample:
     load = LoadResult(
         num_tokens=int(tokens_per_s * 10),
         elapsed_s=10.0,
         time_to_first_s=(0.1, 0.2, 0.3),
         chunk_gaps_s=(0.01,) * 99 + (1.0,),
+        durations_s=(1.0,),
         texts=(),
     )
     zeros = dict.fromkeys(
@@ -133,11 +168,28 @@ def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
     }
     _, row = make_rows(samples)
     assert (row.tokens_per_s, row.speedup) == (25, 2.5)  # the median
-    assert (row.alpha, row.mean_gamma, row.tau) == (0.8, 4, 1 + 240 / 100)
+    assert row.rounds is not None
+    assert (row.rounds.alpha, row.rounds.mean_gamma, row.rounds.tau) == (0.8, 4, 1 + 240 / 100)
     # c = 0.05, b = 0.02, 2 h = 0.1
-    assert row.theory_speedup == pytest.approx((1 - 0.8**5) / 0.2 / (1 + 4 * 0.07 + 0.1))
+    assert row.rounds.theory_speedup == pytest.approx((1 - 0.8**5) / 0.2 / (1 + 4 * 0.07 + 0.1))
     assert row.chunk_gap_s[:2] == (0.01, 0.01)
     assert row.chunk_gap_s[2] > 0.01
+
+
+def test_theory_is_silent_where_most_rounds_had_no_drafts() -> None:
+    plain, dynamic = (
+        Setting(text="easy", temperature=0.0, concurrency=1, gamma=gamma)
+        for gamma in (0, "dynamic")
+    )
+    counts: dict[str, Any] = {"num_drafts": 1, "num_draft_tokens": 4, "num_tested": 2}
+    samples = {
+        plain: [make_sample(10, total_s=0.1)],
+        dynamic: [make_sample(9, draft_compute_s=0.0, **counts)],
+    }
+    _, row = make_rows(samples)
+    assert row.speedup == 0.9
+    assert row.rounds is not None
+    assert (row.rounds.theory_speedup, row.rounds.theory_gamma) == (None, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,6 +233,82 @@ def test_compare_explains_what_it_needs(
 ) -> None:
     assert main(["bench", "compare", *reports]) == 1
     assert message in caplog.text
+
+
+class ScriptedServer:
+    """An app whose router is this object."""
+
+    def __init__(self, server: OpenAIServer) -> None:
+        server.known_fields |= {"cache_salt"}
+        self.endpoint = Endpoint(url=server.url, model="first", is_ours=True)
+        self.gammas: list[Gamma] = []
+
+    def set_gamma(self, gamma: Gamma) -> None:
+        self.gammas.append(gamma)
+
+    def take_statistics(self) -> Any:
+        return make_sample(1, gammas=(4.0,) * 30, num_tested=4, num_accepted=3).statistics
+
+
+@pytest.fixture
+def app(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+    """What the benchmarks measure in place of an app that they would start."""
+    scripted = ScriptedServer(server)
+    for module in ("run", "traffic", "open_loop"):
+        monkeypatch.setattr(
+            f"cluster.bench.{module}.measured_server", lambda _: nullcontext(scripted)
+        )
+    return scripted
+
+
+def served_options(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "remote": None, "target": TARGET, "draft": DRAFT, "gammas": (0, 4, "dynamic"),
+        "max_tokens": 3, "seed": 0, "with_compile": False, "output": tmp_path, "num_prompts": 2,
+    }  # fmt: skip
+
+
+def test_gammas_take_turns_on_one_app(app: ScriptedServer, tmp_path: Path) -> None:
+    options = BenchOptions(
+        **served_options(tmp_path),
+        texts=("easy",),
+        temperatures=(0.0,),
+        concurrencies=(2,),
+        repeats=2,
+        with_baselines=False,
+    )
+    result = run_bench(options)
+    assert app.gammas == [0, 4, "dynamic"] * 3  # the first to warm up
+    assert [row.setting.gamma for row in result.rows] == [0, 4, "dynamic"]
+    assert [row.rounds is not None for row in result.rows] == [True] * 3
+    report = json.loads((tmp_path / "bench.json").read_text())
+    (beside,) = report["dynamic_beside_best_fixed"]
+    assert beside["best_gamma"] in (0, 4)
+    assert report["seeds"]["prompts"] == 0
+    assert report["hardware"]["num_cores"] > 0
+    assert "dynamic / best fixed" in (tmp_path / "bench.md").read_text()
+    assert (tmp_path / "speedup.png").exists()
+
+
+def test_gammas_take_turns_at_every_rate(app: ScriptedServer, tmp_path: Path) -> None:
+    options = OpenOptions(
+        **served_options(tmp_path), texts=("easy",), temperatures=(0.0,), rates=(40.0, 20.0)
+    )
+    rows = run_open_loop(options)
+    assert [(row.setting.rate, row.setting.gamma) for row in rows[:3]] == [
+        (20, 0), (20, 4), (20, "dynamic"),
+    ]  # fmt: skip
+    assert app.gammas[:6] == [0, 4, "dynamic"] * 2
+    assert {row.mean_gamma for row in rows} == {4.0}
+
+
+def test_traffic_changes_under_one_controller(app: ScriptedServer, tmp_path: Path) -> None:
+    phases = run_traffic(TrafficOptions(**served_options(tmp_path)))
+    assert app.gammas == [0, "dynamic"]  # plain to warm up
+    assert [(phase.text, phase.alpha) for phase in phases] == [
+        ("easy", 0.75), ("hard", 0.75), ("easy", 0.75),
+    ]  # fmt: skip
+    assert (tmp_path / "traffic.png").exists()
 
 
 def make_phase(text: str, gammas: Sequence[float]) -> Phase:

@@ -1,0 +1,123 @@
+"""A tiny server of OpenAI's streamed completions, in this process."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+OPENAI_FIELDS = frozenset(
+    {"model", "prompt", "max_tokens", "temperature", "seed", "stream", "stream_options"}
+)
+WORDS = ("a ", "b ", "c ")
+
+
+class OpenAIServer(ThreadingHTTPServer):
+    """Answers every request with WORDS, and keeps what it was asked."""
+
+    request_queue_size = 256
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.known_fields = OPENAI_FIELDS | {"ignore_eos"}
+        """Others are refused by name."""
+        self.models: Any = {"data": [{"id": "first"}, {"id": "second"}]}
+        self.with_usage = True
+        self.refuses_every: int | None = None
+        """Of so many requests, the last gets status 429."""
+        self.together: threading.Barrier | None = None
+        """What requests wait at before they are answered."""
+        self.endless_prompts: tuple[str, ...] = ()
+        """Prompts that end so are answered until the client hangs up."""
+        self.events: tuple[str, ...] | None = None
+        """What is streamed instead."""
+        self.requests: list[dict[str, Any]] = []
+        self.most_at_a_time = 0
+        self._num_running = 0
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def begin(self, request: dict[str, Any]) -> bool:
+        """Whether it is to be answered."""
+        with self._lock:
+            self.requests.append(request)
+            self._num_running += 1
+            self.most_at_a_time = max(self.most_at_a_time, self._num_running)
+            every = self.refuses_every
+            return every is None or len(self.requests) % every != 0
+
+    def end(self) -> None:
+        with self._lock:
+            self._num_running -= 1
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: OpenAIServer
+
+    def do_GET(self) -> None:
+        self._answer(200, self.server.models)
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        unknown = sorted(request.keys() - self.server.known_fields)
+        if unknown:
+            self._answer(400, {"error": {"message": f"there is no field {unknown[0]}"}})
+            return
+        is_taken = self.server.begin(request)
+        try:
+            if not is_taken:
+                self._answer(429, {"error": {"message": "too many"}})
+                return
+            if self.server.together is not None:
+                self.server.together.wait(timeout=20)
+            self._stream(str(request["prompt"]).endswith(self.server.endless_prompts or "\0"))
+        finally:
+            self.server.end()
+
+    def _stream(self, is_endless: bool) -> None:
+        self.send_response(200)
+        self.end_headers()
+        if self.server.events is not None:
+            for event in self.server.events:
+                self._send(event)
+            return
+        try:
+            for word in WORDS:
+                self._send(json.dumps({"choices": [{"text": word}]}))
+            while is_endless:
+                self._send(json.dumps({"choices": [{"text": "on "}]}))
+                threading.Event().wait(0.002)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        if self.server.with_usage:
+            usage = {"choices": [], "usage": {"completion_tokens": len(WORDS)}}
+            self._send(json.dumps(usage))
+        self._send("[DONE]")
+
+    def _send(self, data: str) -> None:
+        self.wfile.write(f"data: {data}\n\n".encode())
+        self.wfile.flush()
+
+    def _answer(self, status: int, body: object) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not to the test's output."""
+
+
+@contextmanager
+def openai_server() -> Iterator[OpenAIServer]:
+    with OpenAIServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
