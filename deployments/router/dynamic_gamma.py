@@ -52,6 +52,8 @@ FEWEST_SAMPLES = 8
 """Foreseen drafts of a sequence: more only take time. With many sequences, each has others."""
 IDLE_PATHS = 24
 """Of the last drafts, those that count while nothing is drafted."""
+MOST_PREPARED = 16
+"""Plans for coming rounds."""
 STOP_MARGIN = 0.5
 """Drafting goes on to this share of the survival that is expected to be worth verifying."""
 LONGEST_PROBE = 12
@@ -86,17 +88,16 @@ class DynamicGamma:
         self._probe_age = 0
         self._is_probe_unseen = False
         """Whether what became of the last probe is yet to be told."""
-        self._prepared: tuple[tuple[str, ...], Plan] | None = None
-        """The candidates' ids and the plan for them."""
-        self._price: float | None = None
-        """What a second of the target is worth in this round, in tokens; None verifies all."""
+        self._prepared: dict[tuple[str, ...], Plan] = {}
+        """By the candidates' ids; one for each round that is under way."""
 
     def prepare(self, candidates: Sequence[Candidate]) -> None:
         if self._is_ready:
-            self._prepared = (_ids(candidates), best_plan(self._foresee(candidates), self._cost))
+            if len(self._prepared) >= MOST_PREPARED:  # of rounds that never came
+                self._prepared.clear()
+            self._prepared[_ids(candidates)] = best_plan(self._foresee(candidates), self._cost)
 
     def choose(self, candidates: Sequence[Candidate]) -> Decision:
-        self._price = None
         if not self._is_ready:
             gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
             first = [min(gamma, candidate.max_gamma) for candidate in candidates]
@@ -111,32 +112,39 @@ class DynamicGamma:
         if self._is_idle:
             gammas = self._with_probe(candidates)
             return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
-        self._price = plan.tokens_per_s
         self._num_rounds += 1
         turn, rounds_since = divmod(self._num_rounds, VARY_EVERY)
         if rounds_since > 0:
             stop_below = self._stop_below(candidates, plan)
-            return Decision(gammas=gammas, stop_below=stop_below, reason=Reason.BEST)
-        self._price *= PRICES[turn % len(PRICES)]
+            return Decision(
+                gammas=gammas,
+                stop_below=stop_below,
+                reason=Reason.BEST,
+                tokens_per_s=plan.tokens_per_s,
+            )
         vary = VARIATIONS[turn % len(VARIATIONS)]
         varied = [
             min(vary(gamma), candidate.max_gamma) if gamma else 0
             for gamma, candidate in zip(gammas, candidates, strict=True)
         ]
-        return _decision(varied, Reason.VARIED)
+        price = plan.tokens_per_s * PRICES[turn % len(PRICES)]
+        return _decision(varied, Reason.VARIED, tokens_per_s=price)
 
-    def keep(self, drafted: Sequence[Drafted], *, num_undrafted: int) -> list[int]:
+    def keep(
+        self, decision: Decision, drafted: Sequence[Drafted], *, num_undrafted: int
+    ) -> list[int]:
         for of_sequence in drafted:
             if of_sequence.confidences:
                 self._paths.add(of_sequence.confidences)
-        if self._price is None or not all(of_sequence.confidences for of_sequence in drafted):
+        price = decision.tokens_per_s
+        if price is None or not all(of_sequence.confidences for of_sequence in drafted):
             return [of_sequence.num_draft_tokens for of_sequence in drafted]
         survival = [
             self._calibration.survival(of_sequence.seq_id, of_sequence.confidences)
             for of_sequence in drafted
         ]
         return worth_verifying(
-            survival, self._cost, num_undrafted=num_undrafted, tokens_per_s=self._price
+            survival, self._cost, num_undrafted=num_undrafted, tokens_per_s=price
         )
 
     def observe(self, observed: ObservedRound) -> None:
@@ -164,10 +172,8 @@ class DynamicGamma:
 
     def _plan(self, candidates: Sequence[Candidate]) -> Plan:
         """The one that was prepared for these candidates, or a new one."""
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] == _ids(candidates):
-            return prepared[1]
-        return best_plan(self._foresee(candidates), self._cost)
+        prepared = self._prepared.pop(_ids(candidates), None)
+        return prepared or best_plan(self._foresee(candidates), self._cost)
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
@@ -238,5 +244,7 @@ def _ids(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     return tuple(candidate.seq_id for candidate in candidates)
 
 
-def _decision(gammas: list[int], reason: Reason) -> Decision:
-    return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=reason)
+def _decision(gammas: list[int], reason: Reason, *, tokens_per_s: float | None = None) -> Decision:
+    return Decision(
+        gammas=gammas, stop_below=[0.0] * len(gammas), reason=reason, tokens_per_s=tokens_per_s
+    )

@@ -87,6 +87,8 @@ class Decision:
     stop_below: list[float]
     """See ProposeRequest; one for each candidate."""
     reason: Reason
+    tokens_per_s: float | None = None
+    """What the target's time is worth in this round; None if all drafts are to be verified."""
 
 
 class GammaController(Protocol):
@@ -101,8 +103,10 @@ class GammaController(Protocol):
         """The draft lengths of this round."""
         ...
 
-    def keep(self, drafted: Sequence[Drafted], *, num_undrafted: int) -> list[int]:
-        """Of what was drafted after `choose`, how many tokens of each sequence to verify.
+    def keep(
+        self, decision: Decision, drafted: Sequence[Drafted], *, num_undrafted: int
+    ) -> list[int]:
+        """Of what was drafted by a decision, how many tokens of each sequence to verify.
 
         They depend on how sure the drafter was of these very tokens. That changes no text where
         the target's own sample decides; under the ratio test it would.
@@ -131,7 +135,13 @@ class FixedGamma:
         gammas = [min(self._gamma, candidate.max_gamma) for candidate in candidates]
         return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=Reason.FIXED)
 
-    def keep(self, drafted: Sequence[Drafted], *, num_undrafted: int) -> list[int]:  # noqa: ARG002
+    def keep(
+        self,
+        decision: Decision,  # noqa: ARG002
+        drafted: Sequence[Drafted],
+        *,
+        num_undrafted: int,  # noqa: ARG002
+    ) -> list[int]:
         return [of_sequence.num_draft_tokens for of_sequence in drafted]
 
     def observe(self, observed: ObservedRound) -> None:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 from deployments.router.ahead import AheadDrafting, Course
 from deployments.router.drafting import NO_DRAFT, NOTHING, DraftClient, Drafting, Drafts, Wanted
-from deployments.router.gamma import Candidate, Drafted, GammaController, ObservedRound, Reason
+from deployments.router.gamma import (
+    Candidate,
+    Decision,
+    Drafted,
+    GammaController,
+    ObservedRound,
+    Reason,
+)
 from deployments.router.overlap import Overlap
 from deployments.router.sequence import Sequence as LiveSequence
 
@@ -82,7 +89,7 @@ class Speculation:
         missing = [w for w in ready if w.sequence.seq_id not in drafts]
         proposed = await self._drafting.propose(missing) if missing else NOTHING
         drafts |= proposed.drafts
-        kept = self._keep(drafts, num_undrafted=len(sequences) - len(drafts))
+        kept = self._keep(decision, drafts, num_undrafted=len(sequences) - len(drafts))
         longest = max((len(draft.tokens) for draft in drafts.values()), default=0)
         return Speculated(
             reason=decision.reason,
@@ -136,7 +143,7 @@ class Speculation:
             self._drafting.close()
             self._ahead.close()
 
-    def _keep(self, drafts: Drafts, *, num_undrafted: int) -> Drafts:
+    def _keep(self, decision: Decision, drafts: Drafts, *, num_undrafted: int) -> Drafts:
         """Those that are worth verifying."""
         drafted = [
             Drafted(
@@ -144,7 +151,7 @@ class Speculation:
             )
             for seq_id, draft in drafts.items()
         ]
-        kept = self.gamma.keep(drafted, num_undrafted=num_undrafted)
+        kept = self.gamma.keep(decision, drafted, num_undrafted=num_undrafted)
         return {
             seq_id: draft.first(num_kept)
             for (seq_id, draft), num_kept in zip(drafts.items(), kept, strict=True)

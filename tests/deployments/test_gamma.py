@@ -143,7 +143,7 @@ def simulate(
             )
             for i, of_sequence in chances.items()
         ]
-        kept = controller.keep(drafted, num_undrafted=len(candidates) - len(drafted))
+        kept = controller.keep(decision, drafted, num_undrafted=len(candidates) - len(drafted))
         if observed is not None:  # as the loop does, while the target is at work
             controller.observe(observed)
         controller.prepare(candidates)
