@@ -59,6 +59,7 @@ class Router:
             draft_info = await draft_pool.info.remote()
             max_drafted_len = min(target_info.max_model_len, draft_info.max_model_len)
         self._metrics = RouterMetrics()
+        self._controllers = {args.gamma: make_controller(args.gamma)}
         self._loop = RoundLoop(
             targets=_client(
                 target_group,
@@ -68,7 +69,7 @@ class Router:
             ),
             drafts=drafts,
             policies=Policies(
-                gamma=make_controller(args.gamma),
+                gamma=self._controllers[args.gamma],
                 overlap=make_overlap(args.overlap),
                 max_gamma=args.num_speculative_tokens,
                 max_drafted_len=max_drafted_len,
@@ -115,11 +116,15 @@ class Router:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change options of the running router: Serve calls it with the YAML's `user_config`.
 
-        The only one is `gamma`. Running completions go on with the new value.
+        The only one is `gamma`. Running completions go on with the new value; a dynamic one that
+        is returned to still knows what it had learnt.
         """
         from deployments.router.dynamic_gamma import make_controller
 
-        self._loop.use_gamma(make_controller(RouterConfig.model_validate(user_config).gamma))
+        gamma = RouterConfig.model_validate(user_config).gamma
+        if gamma not in self._controllers:
+            self._controllers[gamma] = make_controller(gamma)
+        self._loop.use_gamma(self._controllers[gamma])
 
     async def num_live(self) -> int:
         """Completions in the round loop."""

@@ -65,7 +65,7 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         try:
             return await answer
         except (asyncio.CancelledError, WorkerLostError):
-            # even if the answer has just come: nobody will ask for them by what it says
+            # also if the answer has just come: it is lost on the caller
             if self.is_open:
                 self.release([request.seq_id for request in batch])
             raise
