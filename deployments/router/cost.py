@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,11 @@ class CostCurve:
         """As a call, of many amounts, which may be fractions."""
         return self._interpolate(amounts, self._fitted_s)
 
+    def as_guess(self) -> "CostCurve":
+        """A curve that begins like this one, and is soon convinced of something else."""
+        knots = [replace(knot, num_seen=min(knot.num_seen, 1.0)) for knot in self._knots]
+        return CostCurve(self.relative_slope, knots, list(self._fitted_s))
+
     def _learn(self, amount: int, error: float, expected_s: float) -> None:
         low, high = _below(amount), _above(amount)
         share = (amount - low) / (high - low) if high > low else 0.0
@@ -136,11 +141,36 @@ def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[fl
 
 
 @dataclass(slots=True)
+class DraftCost:
+    """By the longest draft; a curve for one sequence at a time, for two or three, four to seven,
+    and so on."""
+
+    _curves: dict[int, CostCurve] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._curves)
+
+    def of(self, num_sequences: int) -> CostCurve:
+        """What is known of as many sequences, or of the nearest number that was seen."""
+        size = num_sequences.bit_length()
+        nearest = min(self._curves, key=lambda known: abs(known - size))
+        return self._curves[nearest]
+
+    def observe(self, num_sequences: int, longest: int, cost_s: float) -> None:
+        size = num_sequences.bit_length()
+        if size not in self._curves:
+            is_first = not self._curves
+            new = CostCurve(relative_slope=0.2) if is_first else self.of(num_sequences).as_guess()
+            self._curves[size] = new
+        self._curves[size].observe(longest, cost_s)
+
+
+@dataclass(slots=True)
 class RoundCost:
     """A round drafts up to its longest draft, then verifies all its tokens."""
 
-    draft: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.2))
-    """By the longest draft."""
+    draft: DraftCost = field(default_factory=DraftCost)
     verify: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.02))
     """By the tokens that the target runs, drafts included."""
 

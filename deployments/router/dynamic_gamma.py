@@ -155,7 +155,7 @@ class DynamicGamma:
             if outcome.seq_id == self._probe and outcome.num_accepted < outcome.num_draft_tokens:
                 self._probe = None
         if observed.longest_draft > 0 and observed.is_draft_typical:
-            self._cost.draft.observe(observed.longest_draft, observed.draft_s)
+            self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         if observed.is_verify_typical:
             is_drafted = observed.longest_draft > 0
             self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
@@ -200,8 +200,9 @@ class DynamicGamma:
     def _stop_below(self, candidates: Sequence[Candidate], plan: Plan) -> list[float]:
         """Where a draft is not worth the drafter's time, or will hardly be verified."""
         longest = max(plan.gammas)
-        step_s = self._cost.draft(longest) - self._cost.draft(longest - 1)
         num_drafted = sum(gamma > 0 for gamma in plan.gammas)
+        draft_s = self._cost.draft.of(num_drafted)
+        step_s = draft_s(longest) - draft_s(longest - 1)
         least = max(
             STOP_MARGIN * plan.least_survival, plan.tokens_per_s * max(step_s, 0.0) / num_drafted
         )
@@ -236,7 +237,7 @@ class DynamicGamma:
     def _pause_between_probes(self, num_sequences: int) -> float:
         """Rounds after which a probe that brings nothing has cost PROBE_COST of the time."""
         plain_s = self._cost.verify(num_sequences)
-        extra_s = self._cost.draft(1) + self._cost.verify(num_sequences + 1) - plain_s
+        extra_s = self._cost.draft.of(1)(1) + self._cost.verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
 
 

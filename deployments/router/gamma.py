@@ -63,6 +63,8 @@ class ObservedRound:
     reason: Reason
     outcomes: tuple[Outcome, ...]
     """Of the sequences that were verified with drafts."""
+    num_drafted: int
+    """Sequences that drafters were asked to draft for."""
     longest_draft: int
     """That drafters made; if they brought nothing in time, that they were asked for."""
     num_tokens: int

@@ -208,6 +208,7 @@ class RoundLoop:
         outcomes, num_committed = self._commit(members, batch, reply, speculated)
         record = RoundRecord(
             outcomes=outcomes,
+            num_drafted=speculated.num_drafted,
             longest_draft=speculated.longest_draft,
             num_tokens=reply.num_tokens,
             is_draft_typical=speculated.is_typical,

@@ -7,7 +7,7 @@ the drafter guessed the target's next token too. Where they share cores it slows
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from deployments.router.cost import CostCurve
+from deployments.router.cost import CostCurve, DraftCost
 from deployments.router.gamma import ObservedRound
 
 TRY_EVERY = 32
@@ -65,8 +65,8 @@ class MeasuredOverlap:
     longer than that, and the drafting after it less.
     """
 
-    _draft: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.2))
-    """Without overlap, by the longest draft."""
+    _draft: DraftCost = field(default_factory=DraftCost)
+    """Without overlap."""
     _verify: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.02))
     """Without overlap, by tokens."""
     _slowdown_s: _Average = field(default_factory=_Average)
@@ -87,9 +87,9 @@ class MeasuredOverlap:
             return
         self._num_rounds += 1
         if not observed.is_after_overlap and observed.is_draft_typical:
-            self._draft.observe(observed.longest_draft, observed.draft_s)
+            self._draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         elif observed.is_after_overlap and self._draft.is_known:
-            alone_s = self._draft(observed.longest_draft)
+            alone_s = self._draft.of(len(observed.outcomes) or 1)(observed.longest_draft)
             self._saving_s.observe(alone_s - min(observed.draft_s, LONGEST_PAUSE * alone_s))
         if not observed.is_verify_typical:
             return

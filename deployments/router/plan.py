@@ -50,7 +50,7 @@ def best_plan(survival: Floats, cost: RoundCost) -> Plan:
     num_drafts = np.cumsum(is_drafted, axis=1)
     expected = num_sequences + np.cumsum(is_drafted * chances, axis=1) / num_samples
     verify_s = cost.verify.at(num_sequences + np.arange(len(order) + 1) / num_samples)
-    rates = expected / (cost.draft.at(longest) + verify_s[num_drafts])
+    rates = expected / (cost.draft.of(num_sequences).at(longest) + verify_s[num_drafts])
     best, last = np.unravel_index(rates.argmax(), rates.shape)
     if rates[best, last] <= plain_rate:
         return plain

@@ -37,6 +37,8 @@ class Speculated:
     """To verify, by sequence id."""
     courses: tuple[Course, ...] = ()
     """Of the sequences that were to be drafted."""
+    num_drafted: int = 0
+    """Sequences that drafters were asked for."""
     longest_draft: int = 0
     is_typical: bool = False
     """Whether the drafters did nothing but make these drafts."""
@@ -95,6 +97,7 @@ class Speculation:
             reason=decision.reason,
             drafts=kept,
             courses=tuple(_course(of_sequence, drafts, kept) for of_sequence in ready),
+            num_drafted=len(missing),
             longest_draft=longest or max(of_sequence.gamma for of_sequence in ready),
             is_typical=proposed.is_typical and not is_after_overlap,
             is_after_overlap=is_after_overlap,

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import Calibration, Paths
-from deployments.router.cost import CostCurve
+from deployments.router.cost import CostCurve, DraftCost
 from deployments.router.dynamic_gamma import LONGEST_PROBE, SHORTEST_PAUSE, DynamicGamma
 from deployments.router.gamma import (
     Candidate,
@@ -160,6 +160,7 @@ def simulate(
         observed = ObservedRound(
             reason=decision.reason,
             outcomes=outcomes,
+            num_drafted=len(drafted),
             longest_draft=longest,
             num_tokens=num_tokens,
             is_draft_typical=True,
@@ -315,6 +316,25 @@ class TestCost:
         assert cost(4) < 55
 
 
+class TestDraftCost:
+    def test_many_sequences_cost_more_and_are_known_apart(self) -> None:
+        cost, rng = DraftCost(), random.Random(0)
+        for num_sequences, step_s in ((1, 0.001), (8, 0.002), (16, 0.003), (1, 0.001)):
+            for _ in range(30):
+                longest = rng.randint(1, 6)
+                cost.observe(num_sequences, longest, 0.002 + step_s * longest)
+        for num_sequences, step_s in ((1, 0.001), (8, 0.002), (9, 0.002), (16, 0.003), (64, 0.003)):
+            assert cost.of(num_sequences)(4) == pytest.approx(0.002 + 4 * step_s, rel=0.1)
+
+    def test_a_number_that_is_new_begins_like_the_nearest(self) -> None:
+        cost = DraftCost()
+        for _ in range(50):
+            cost.observe(1, 4, 0.004)
+        cost.observe(16, 2, 0.010)
+        assert cost.of(16)(2) > 0.006
+        assert cost.of(1)(4) == pytest.approx(0.004)
+
+
 class TestDynamicGamma:
     @pytest.mark.parametrize("chance", [None, varied])
     @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
@@ -385,7 +405,7 @@ class TestDynamicGamma:
             (gamma,) = decision.gammas
             observed = ObservedRound(
                 reason=decision.reason,
-                outcomes=(), longest_draft=0, num_tokens=1, is_draft_typical=True,
+                outcomes=(), num_drafted=0, longest_draft=0, num_tokens=1, is_draft_typical=True,
                 is_verify_typical=True, is_overlapped=False, is_after_overlap=False, draft_s=0.0,
                 verify_s=CPU.verify_s(1),
             )  # fmt: skip

@@ -33,6 +33,7 @@ def share_overlapped(*, slowdown: float, hit_rate: float, num_rounds: int = 600)
             ObservedRound(
                 reason=Reason.FIXED,
                 outcomes=(),
+                num_drafted=1,
                 longest_draft=4,
                 num_tokens=5,
                 is_draft_typical=not was_overlapped,
@@ -63,7 +64,8 @@ class TestPolicy:
         for _ in range(10 * TRY_EVERY):
             overlap.observe(
                 ObservedRound(
-                    reason=Reason.FIXED, outcomes=(), longest_draft=0, num_tokens=1,
+                    reason=Reason.FIXED, outcomes=(), num_drafted=0, longest_draft=0,
+                    num_tokens=1,
                     is_draft_typical=False,
                     is_verify_typical=True, is_overlapped=False, is_after_overlap=False,
                     draft_s=0.0, verify_s=0.03,

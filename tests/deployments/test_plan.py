@@ -16,11 +16,12 @@ NUM_SEQUENCES = 3
 def make_cost(seed: int) -> RoundCost:
     """A machine whose costs never fall, but rise by steps."""
     rng, cost = random.Random(seed), RoundCost()
-    for curve, most, first_s in ((cost.draft, 8, 0.003), (cost.verify, 16, 0.020)):
-        seconds = first_s
-        for amount in range(1, most + 1):
-            curve.observe(amount, seconds)
-            seconds += rng.choice([0.0, 0.0005, 0.002, 0.005])
+    draft_s, verify_s = 0.003, 0.020
+    for amount in range(1, 17):
+        cost.draft.observe(NUM_SEQUENCES, amount, draft_s)
+        cost.verify.observe(amount, verify_s)
+        draft_s += rng.choice([0.0, 0.0005, 0.002, 0.005])
+        verify_s += rng.choice([0.0, 0.0005, 0.002, 0.005])
     return cost
 
 
@@ -34,7 +35,7 @@ def make_survival(seed: int) -> list[list[float]]:
 
 def rate(survival: list[list[float]], gammas: tuple[int, ...], cost: RoundCost) -> float:
     expected = NUM_SEQUENCES + sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
-    draft_s = cost.draft(max(gammas)) if any(gammas) else 0.0
+    draft_s = cost.draft.of(NUM_SEQUENCES)(max(gammas)) if any(gammas) else 0.0
     return expected / (draft_s + cost.verify(NUM_SEQUENCES + sum(gammas)))
 
 
@@ -54,7 +55,7 @@ def test_a_plan_counts_with_choosing_later() -> None:
     """Half of the drafts are sure and half hopeless: drafting pays, as only the sure are kept."""
     cost = RoundCost()
     for amount in range(1, 64):
-        cost.draft.observe(amount, 0.001)
+        cost.draft.observe(8, amount, 0.001)
         cost.verify.observe(amount, 0.010 + 0.001 * amount)
     sure, hopeless = [0.99] * 2, [0.1, 0.01]
     mixed = best_plan(np.array([[sure, hopeless]] * 8), cost)
