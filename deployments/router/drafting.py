@@ -106,7 +106,8 @@ class Drafting:
             self._propose_on(replica_id, list(group))
             for replica_id, group in groupby(by_replica, key=_replica_id)
         ]
-        proposed = await asyncio.gather(*calls)
+        # a task of its own would start a turn of the event loop later
+        proposed = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         drafts: Drafts = {}
         for of_replica in proposed:
             drafts.update(of_replica.drafts)

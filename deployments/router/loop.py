@@ -190,20 +190,15 @@ class RoundLoop:
             return
         batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
-        call = asyncio.create_task(
-            self._targets.call(replica_id, batch, timeout_s=self._options.verify_timeout_s)
-        )
+        is_overlapped = self._speculation.go_on(speculated)
+        asyncio.get_running_loop().call_soon(self._meanwhile, [live.sequence for live in members])
         try:
-            await asyncio.sleep(0)  # it is on its way
-            is_overlapped = self._speculation.go_on(speculated)
-            self._digest()
-            self._speculation.foresee([live.sequence for live in members])
-            reply = await call
+            reply = await self._targets.call(
+                replica_id, batch, timeout_s=self._options.verify_timeout_s
+            )
         except WorkerLostError as error:
             self._lose_target(members, error)
             return
-        finally:
-            call.cancel()
         verify_s = self._clock() - verify_started
         outcomes, num_committed = self._commit(members, batch, reply, speculated)
         record = RoundRecord(
@@ -228,8 +223,13 @@ class RoundLoop:
         )
         self._undigested.append(record)
 
+    def _meanwhile(self, sequences: Sequence[LiveSequence]) -> None:
+        """What takes the router time, done while a target is at work on these sequences."""
+        self._digest()
+        self._speculation.foresee(sequences)
+
     def _digest(self) -> None:
-        """Learn from past rounds, and record them: while a target is at work, as it takes time."""
+        """Learn from past rounds, and record them."""
         records, self._undigested = self._undigested, []
         for record in records:
             self._speculation.observe(record)
