@@ -59,15 +59,15 @@ class AheadDrafting:
     def __contains__(self, sequence: LiveSequence) -> bool:
         return sequence.seq_id in self._ahead
 
-    def start(self, courses: Sequence[Course]) -> None:
-        """Let drafters go on; returns at once."""
+    def start(self, courses: Sequence[Course]) -> bool:
+        """Let drafters go on; returns at once, whether any do."""
         lacking = [
             course
             for course in courses
             if course.num_lacking > 0 and course.sequence.num_remaining > course.num_verified + 1
         ]
         if not lacking:
-            return
+            return False
         task = asyncio.create_task(
             self._run(
                 [
@@ -86,6 +86,7 @@ class AheadDrafting:
             self._ahead[course.sequence.seq_id] = _Ahead(
                 base_len=len(course.sequence.tokens), foreseen=course.foreseen, more=task
             )
+        return True
 
     async def take(self, wanted: Sequence[Wanted]) -> Drafts:
         """Drafts in hand for these sequences; waits for some that may be right."""

@@ -109,8 +109,7 @@ class Speculation:
         """Let drafters go on while these drafts are verified, if that pays; whether they do."""
         if not speculated.courses or not self._policies.overlap.choose():
             return False
-        self._ahead.start(speculated.courses)
-        return True
+        return self._ahead.start(speculated.courses)
 
     def prepare(self, waiting: Sequence[LiveSequence]) -> None:
         """Let drafters begin with sequences that wait for a target that is busy, if that pays."""

@@ -1,0 +1,163 @@
+"""What the gamma controller estimates, against drafts and machines that are known."""
+
+import random
+
+import numpy as np
+import pytest
+
+from deployments.router.acceptance import AcceptanceEstimator
+from deployments.router.confidence import Calibration, Paths
+from deployments.router.cost import CostCurve, DraftCost
+from deployments.router.gamma import Outcome
+from tests.deployments.simulated_drafts import confidence, draw, judge, varied
+
+
+class TestAcceptance:
+    @pytest.mark.parametrize("gamma", [1, 3, 8])
+    def test_the_rate_does_not_depend_on_the_draft_length(self, gamma: int) -> None:
+        rng = random.Random(0)
+        means = []
+        for _ in range(20):
+            estimator = AcceptanceEstimator()
+            for _ in range(300):
+                estimator.observe(draw(rng, "a", gamma, 0.8))
+            means.append(estimator.survival("a", 1)[0])
+        assert sum(means) / len(means) == pytest.approx(0.8, abs=0.03)
+
+    def test_untested_positions_follow_the_others(self) -> None:
+        estimator = AcceptanceEstimator()
+        for _ in range(100):
+            estimator.observe(Outcome(seq_id="a", num_draft_tokens=2, num_tested=2, num_accepted=2))
+        first, second, third = estimator.survival("a", 3)
+        assert first > second > third > 0.8
+
+    def test_positions_differ(self) -> None:
+        """A drafter that is right once, and then never."""
+        estimator = AcceptanceEstimator()
+        for _ in range(100):
+            estimator.observe(Outcome(seq_id="a", num_draft_tokens=4, num_tested=2, num_accepted=1))
+        first, second = estimator.survival("a", 2)
+        assert first > 0.9
+        assert second < 0.2
+
+    def test_a_sequence_departs_from_its_drafter_and_is_forgotten(self) -> None:
+        estimator, rng = AcceptanceEstimator(), random.Random(0)
+        for _ in range(60):
+            estimator.observe(draw(rng, "easy", 4, 0.9))
+            estimator.observe(draw(rng, "hard", 4, 0.2))
+        easy, hard = estimator.survival("easy", 1)[0], estimator.survival("hard", 1)[0]
+        unknown = estimator.survival("unknown", 1)[0]
+        assert hard + 0.2 < unknown < easy
+        estimator.forget("hard")
+        assert estimator.survival("hard", 1)[0] == unknown
+
+
+class TestCalibration:
+    @pytest.mark.parametrize("beta", [0.2, 0.5, 1.0, 2.0])
+    def test_it_learns_what_confidence_means(self, beta: float) -> None:
+        calibration, rng = Calibration(), random.Random(0)
+        for _ in range(300):
+            chances = [varied(rng, 0.7) for _ in range(4)]
+            confidences = [confidence(chance, beta) for chance in chances]
+            calibration.observe(judge(rng, "a", chances, confidences=confidences))
+        for chance in (0.3, 0.6, 0.9):
+            (learnt,) = calibration.survival("a", [confidence(chance, beta)])
+            assert learnt == pytest.approx(chance, abs=0.07)
+            product = calibration.least_product("a", chance)
+            assert product == pytest.approx(confidence(chance, beta), abs=0.12)
+
+    def test_sequences_differ_and_are_forgotten(self) -> None:
+        calibration, rng = Calibration(), random.Random(0)
+        for _ in range(100):
+            for seq_id, beta in (("greedy", 0.4), ("sampled", 1.0)):
+                chances = [varied(rng, 0.7) for _ in range(4)]
+                confidences = [confidence(chance, beta) for chance in chances]
+                calibration.observe(judge(rng, seq_id, chances, confidences=confidences))
+        assert calibration.beta("greedy") < calibration.beta("new") < calibration.beta("sampled")
+        calibration.forget("greedy")
+        assert calibration.beta("greedy") == calibration.beta("new")
+
+    def test_certain_drafts_that_fail_are_believed_less(self) -> None:
+        calibration = Calibration()
+        for _ in range(20):
+            calibration.observe(judge(random.Random(0), "a", [0.0], confidences=[1.0]))
+        assert calibration.survival("a", [1.0])[0] < 0.99
+        assert calibration.survival("a", [0.9])[0] < 0.2
+
+    def test_paths_go_on_as_sure_as_they_were(self) -> None:
+        paths = Paths()
+        paths.add([0.5])
+        paths.add([0.9, 0.4, 0.3])
+        products = np.exp(paths.log_products(2, newest=8))
+        assert products == pytest.approx(np.array([[0.5, 0.25], [0.9, 0.36]]))
+        assert paths.log_products(2, newest=1).shape == (1, 2)
+
+
+class TestCost:
+    def test_steps_in_the_costs_are_found(self) -> None:
+        """Flat up to 8, then 14 more and 2 for each."""
+
+        def true_cost(amount: int) -> float:
+            return 30.0 if amount <= 8 else 44 + 2.0 * (amount - 8)
+
+        cost, rng = CostCurve(relative_slope=0.1), random.Random(0)
+        for _ in range(1500):
+            amount = rng.randint(1, 30)
+            cost.observe(amount, true_cost(amount) * rng.uniform(0.95, 1.05))
+        for amount in (1, 5, 8, 9, 12, 20, 30):
+            assert cost(amount) == pytest.approx(true_cost(amount), rel=0.04)
+
+    def test_the_guess_stands_in_beyond_what_was_seen(self) -> None:
+        cost = CostCurve(relative_slope=0.1)
+        for _ in range(10):
+            cost.observe(11, 50)
+        assert cost(11) == pytest.approx(50)
+        assert cost(21) == pytest.approx(75)
+        assert cost(1) == pytest.approx(25)
+
+    def test_more_never_costs_less(self) -> None:
+        cost = CostCurve(relative_slope=0.1)
+        for amount in (1, 2, 3, 4):
+            cost.observe(amount, 10.0 - amount)  # noise
+        costs = [cost(amount) for amount in range(100)]
+        assert costs == sorted(costs)
+        assert costs[0] > 0
+
+    def test_a_machine_that_slows_down_slows_all_amounts(self) -> None:
+        cost, rng = CostCurve(relative_slope=0.1), random.Random(0)
+        for _ in range(300):
+            amount = rng.randint(1, 12)
+            cost.observe(amount, 20.0 + amount)
+        for _ in range(60):
+            cost.observe(8, 2 * 28.0)
+        assert cost(8) == pytest.approx(56, rel=0.05)
+        assert cost(2) == pytest.approx(44, rel=0.15)
+
+    def test_a_pause_of_the_machine_is_soon_forgiven(self) -> None:
+        cost = CostCurve(relative_slope=0.1)
+        for _ in range(20):
+            cost.observe(4, 50)
+        cost.observe(4, 5000)
+        assert cost(4) < 70
+        for _ in range(10):
+            cost.observe(4, 50)
+        assert cost(4) < 55
+
+
+class TestDraftCost:
+    def test_many_sequences_cost_more_and_are_known_apart(self) -> None:
+        cost, rng = DraftCost(), random.Random(0)
+        for num_sequences, step_s in ((1, 0.001), (8, 0.002), (16, 0.003), (1, 0.001)):
+            for _ in range(30):
+                longest = rng.randint(1, 6)
+                cost.observe(num_sequences, longest, 0.002 + step_s * longest)
+        for num_sequences, step_s in ((1, 0.001), (8, 0.002), (9, 0.002), (16, 0.003), (64, 0.003)):
+            assert cost.of(num_sequences)(4) == pytest.approx(0.002 + 4 * step_s, rel=0.1)
+
+    def test_a_number_that_is_new_begins_like_the_nearest(self) -> None:
+        cost = DraftCost()
+        for _ in range(50):
+            cost.observe(1, 4, 0.004)
+        cost.observe(16, 2, 0.010)
+        assert cost.of(16)(2) > 0.006
+        assert cost.of(1)(4) == pytest.approx(0.004)
