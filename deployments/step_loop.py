@@ -213,6 +213,7 @@ class StepLoop(Generic[RequestT, ResultT]):
                     has_more = self._turn()
                     await _hear()
                     self._heard = self.work
+                self._worker.rest()
         except Exception as error:
             logger.exception("the worker has failed")
             self._refuse_all(_failed(error))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from workers import attention
 from workers.attention import AttentionBatch, Chunk, LayerCache, LayerObserver, LayerSpec
@@ -55,6 +56,7 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     num_weight_bytes: int
+    """Of this rank, about."""
 
     @property
     def vocab_size(self) -> int:
@@ -158,12 +160,14 @@ class Model:
         return logits
 
 
-def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
+def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size: int = 1) -> Model:
     """Load a causal language model from a folder or a Hugging Face id.
 
     Args:
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:<index>".
+        tp_size: ranks that share the weights, of which this process is one: each reads its shard
+            only. All load at a time, after they have met in a torch.distributed process group.
 
     Raises: ModelNotFoundError, UnsupportedModelError, ConfigError.
     """
@@ -172,10 +176,11 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model
     resolved_device = resolve_device(device)
     config = load_config(name)
     attention.register()
-    module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device)
+    module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device, tp_size)
     module.train(mode=False)
-    num_weight_bytes = sum(weight.nbytes for weight in module.parameters())
-    pack_linears(module)
+    num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
+    if tp_size == 1:  # of layers that other ranks share, transformers wraps the calls
+        pack_linears(module)
     return Model(
         name=name,
         module=module,
@@ -221,16 +226,23 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _load_weights(
-    name: str, config: PreTrainedConfig, dtype: torch.dtype | str, device: torch.device
+    name: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    tp_size: int,
 ) -> PreTrainedModel:
     architectures = config.architectures or []
+    where: dict[str, Any] = {"device_map": {"": device}}
+    if tp_size > 1:
+        where = {"distributed_config": DistributedConfig(tp_size=tp_size, tp_plan="auto")}
     try:
         # typed as the model alone, but a pair when the loading info is asked for
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=dtype,
-            device_map={"": device},
+            **where,
             attn_implementation=attention.ATTENTION_NAME,
             output_loading_info=True,
         )

@@ -2,18 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 from torch import Tensor
 
-from workers import compiled_step
 from workers.attention import Chunk
 from workers.errors import ConfigError
 from workers.kv_cache import BlockAllocator, CachedSequence, SequenceTable
-from workers.model import Model, StepInputs
+from workers.model import Model
+from workers.paged_forward import PagedForward, Ranks, StepPlan
 from workers.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
@@ -51,35 +51,25 @@ class Run:
 class PagedModel:
     """Runs tokens of many sequences in one forward and keeps their keys and values."""
 
-    def __init__(self, model: Model, options: CacheOptions) -> None:
-        """Allocate the cache; raises ConfigError if `options` cannot be met."""
+    def __init__(self, model: Model, options: CacheOptions, ranks: Ranks | None = None) -> None:
+        """Allocate the cache; raises ConfigError if `options` cannot be met.
+
+        Args:
+            ranks: of a group whose steps this rank decides.
+        """
         self.model = model
-        self.max_model_len, num_blocks = _size_cache(model, options)
+        self.max_model_len, num_blocks = size_cache(model, options, ranks)
         self._block_size = options.block_size
-        self._layers = model.make_cache(num_blocks, options.block_size)
+        self._forward = PagedForward(model, num_blocks=num_blocks, block_size=options.block_size)
+        self._ranks = ranks
         self.sequences = SequenceTable(
             BlockAllocator(num_blocks, options.block_size), with_prefixes=options.prefix_caching
         )
         self.num_tokens_run = 0
-        self._forward: Callable[[StepInputs], Tensor] = model.forward
 
     def start_compiling(self) -> threading.Thread:
-        """Have the forward compiled, beside the steps that run meanwhile; they use it from then on.
-
-        Compiled for as many threads as the calling one has.
-        """
-        num_threads = torch.get_num_threads()
-
-        def compile_and_switch() -> None:
-            step = compiled_step.obtain(
-                self.model, block_size=self._block_size, num_threads=num_threads
-            )
-            if step is not None:
-                self._forward = step
-
-        thread = threading.Thread(target=compile_and_switch, name="compile", daemon=True)
-        thread.start()
-        return thread
+        """See PagedForward."""
+        return self._forward.start_compiling()
 
     @property
     def info(self) -> WorkerInfo:
@@ -97,27 +87,42 @@ class PagedModel:
 
         Returns the wanted logits, run by run.  # [sum(num_logits), vocab]
         """
-        tokens: list[int] = []
-        chunks: list[Chunk] = []
-        logit_rows: list[int] = []
-        for run in runs:
-            chunks.append(
-                Chunk(
-                    cached_len=run.sequence.cached_len,
-                    num_new=len(run.tokens),
-                    block_table=run.sequence.block_table,
-                )
-            )
-            tokens += run.tokens
-            logit_rows += range(len(tokens) - run.num_logits, len(tokens))
-        inputs = self.model.prepare(
-            self._layers, chunks, tokens, logit_rows, block_size=self._block_size
-        )
-        logits = self._forward(inputs)
-        self.num_tokens_run += len(tokens)
+        plan = _plan(runs)
+        if self._ranks is not None:
+            self._ranks.announce(plan)
+        logits = self._forward.run(plan)
+        self.num_tokens_run += len(plan.tokens)
         for run in runs:
             run.sequence.tokens += run.tokens
         return logits
+
+
+def _plan(runs: Sequence[Run]) -> StepPlan:
+    tokens: list[int] = []
+    chunks: list[Chunk] = []
+    logit_rows: list[int] = []
+    for run in runs:
+        chunks.append(
+            Chunk(
+                cached_len=run.sequence.cached_len,
+                num_new=len(run.tokens),
+                block_table=run.sequence.block_table,
+            )
+        )
+        tokens += run.tokens
+        logit_rows += range(len(tokens) - run.num_logits, len(tokens))
+    return StepPlan(chunks=chunks, tokens=tokens, logit_rows=logit_rows)
+
+
+def size_cache(model: Model, options: CacheOptions, ranks: Ranks | None = None) -> tuple[int, int]:
+    """The longest sequence to serve and the number of blocks to allocate, alike for all ranks.
+
+    Raises ConfigError if `options` cannot be met.
+    """
+    max_model_len, num_blocks = _size_cache(model, options)
+    if ranks is not None:
+        max_model_len, num_blocks = ranks.least(max_model_len), ranks.least(num_blocks)
+    return max_model_len, num_blocks
 
 
 def _size_cache(model: Model, options: CacheOptions) -> tuple[int, int]:

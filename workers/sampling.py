@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers import native
 from workers.types import SamplingParams
 
 _MASK_32 = 0xFFFFFFFF
@@ -82,7 +83,10 @@ def _perturb(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             vocab_size=logits.shape[-1],
             device=logits.device,
         )
-        scores[torch.tensor(noisy, device=logits.device)] += noise
+        if len(noisy) == len(rows):  # the common case, without an index
+            scores += noise
+        else:
+            scores[torch.tensor(noisy, device=logits.device)] += noise
     return scores
 
 
@@ -170,28 +174,31 @@ def gumbel_noise(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Standard Gumbel noise, keyed by (seed, position, token id).  # [num_rows, vocab] fp32"""
-    bits = noise_bits(seeds, positions, vocab_size=vocab_size, device=device)
-    # The half keeps u inside (0, 1); fp64 keeps the tails, where the argmax is decided, exact.
-    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-32
+    keys = row_keys(seeds, positions, device)
+    if keys.device.type == "cpu" and native.load_operators():
+        uniform = torch.ops.tandem.uniform_noise(keys, vocab_size)
+    else:
+        uniform = uniform_noise(keys, vocab_size)
     return -((-uniform.log()).log()).to(torch.float32)
 
 
-def noise_bits(
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    *,
-    vocab_size: int,
-    device: torch.device | str = "cpu",
+def row_keys(
+    seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu"
 ) -> Tensor:
-    """32 random bits per (seed, position, token id), the same in every process and device.
-
-    Returns int64 in [0, 2**32).  # [num_rows, vocab]
-    """
+    """What the noise of a row is made of.  # [num_rows, 2]"""
     keys = [_row_keys(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    key_columns = torch.tensor(keys, dtype=torch.int64, device=device)
-    token_ids = torch.arange(vocab_size, dtype=torch.int64, device=device)
-    bits = _mix_32((token_ids ^ key_columns[:, :1]) & _MASK_32)
-    return _mix_32(bits ^ key_columns[:, 1:])
+    return torch.tensor(keys, dtype=torch.int64, device=device)
+
+
+def uniform_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """Uniform numbers inside (0, 1), the same in every process and device.
+
+    32 random bits each; fp64 keeps the tails, where the argmax is decided, exact.
+    # [num_rows, 2] -> [num_rows, vocab] fp64
+    """
+    token_ids = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
+    bits = _mix_32(_mix_32((token_ids ^ keys[:, :1]) & _MASK_32) ^ keys[:, 1:])
+    return (bits.to(torch.float64) + 0.5) * 2.0**-32
 
 
 def _mix_32(bits: Tensor) -> Tensor:

@@ -5,9 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
+import torch
+
+from workers import step_threads
 from workers.backlog import Backlog
 from workers.errors import KVCacheExhaustedError
 from workers.model import Model
+from workers.paged_forward import Ranks
 from workers.paged_model import CacheOptions, PagedModel
 from workers.types import WorkerInfo, WorkRequest, WorkResult
 
@@ -18,8 +22,15 @@ ResultT = TypeVar("ResultT", bound=WorkResult)
 class StepWorker(ABC, Generic[RequestT, ResultT]):
     """`submit`, `step` and `release` serve many callers; `run_batch` serves one."""
 
-    def __init__(self, model: Model, cache: CacheOptions, *, max_batched_tokens: int) -> None:
-        self._paged = PagedModel(model, cache)
+    def __init__(
+        self,
+        model: Model,
+        cache: CacheOptions,
+        *,
+        max_batched_tokens: int,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._paged = PagedModel(model, cache, ranks)
         self._backlog: Backlog[RequestT] = Backlog(self._paged.sequences, self._paged.max_model_len)
         self._max_batched_tokens = max_batched_tokens
 
@@ -126,6 +137,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             for seq_id in seq_ids
             if self._backlog.discard(seq_id)
         ]
+
+    def rest(self) -> None:
+        """Let other processes have the cores; called where nothing waits for a step."""
+        if torch.get_num_threads() > 1 and self._paged.model.device.type == "cpu":
+            step_threads.let_go()
 
     def check_integrity(self) -> None:
         """Assert that blocks, reference counts and sequences agree."""

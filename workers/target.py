@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from workers.backlog import WorkItem
 from workers.kv_cache import CachedSequence
 from workers.model import Model
+from workers.paged_forward import Ranks
 from workers.paged_model import CacheOptions, Run
 from workers.sampling import SamplingRow, sample
 from workers.step_worker import StepWorker
@@ -38,10 +39,22 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
     """A model that decides every token."""
 
     def __init__(
-        self, model: Model, cache: CacheOptions | None = None, *, max_batched_tokens: int = 256
+        self,
+        model: Model,
+        cache: CacheOptions | None = None,
+        *,
+        max_batched_tokens: int = 256,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`max_batched_tokens` bounds the prefill in a step, hence how long a step can take."""
-        super().__init__(model, cache or CacheOptions(), max_batched_tokens=max_batched_tokens)
+        """Allocate the cache; raises ConfigError if it cannot be as `cache` says.
+
+        Args:
+            max_batched_tokens: bounds the prefill in a step, hence how long a step can take.
+            ranks: those that hold the other shards of the model.
+        """
+        super().__init__(
+            model, cache or CacheOptions(), max_batched_tokens=max_batched_tokens, ranks=ranks
+        )
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """The target's own tokens for every sequence of the batch; see `run_batch`."""

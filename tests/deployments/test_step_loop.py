@@ -107,6 +107,20 @@ async def test_a_reply_counts_the_steps_it_waited_for(start_loop: Callable[..., 
     assert [reply.num_tokens for reply in replies.values()] == [3, 4, 7]
 
 
+async def test_a_worker_rests_when_all_is_answered(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start_loop()
+    steps_at_rest: list[int] = []
+    monkeypatch.setattr(loop.worker, "rest", lambda: steps_at_rest.append(loop.work.num_steps))
+    await loop.run_batch([make_request("long", tokens=[3] * 40)])
+    await loop.run_batch([make_request("s")])
+    async with asyncio.timeout(5):
+        while len(steps_at_rest) < 2:
+            await asyncio.sleep(0.001)
+    assert steps_at_rest == [3, 4]
+
+
 async def test_an_empty_call_is_answered(start_loop: Callable[..., Loop]) -> None:
     assert await start_loop().run_batch([]) == ()
 

@@ -56,6 +56,9 @@ class Worker:
         self._left[request.seq_id] = len(request.new_tokens)
         return []
 
+    def rest(self) -> None:
+        pass
+
     def step(self) -> tuple[list[VerifyResult], bool]:
         if not self._left:
             return [], False

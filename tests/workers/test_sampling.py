@@ -2,10 +2,12 @@
 chi-square."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
+from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -14,13 +16,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from workers import native
 from workers.sampling import (
     SamplingRow,
     gumbel_noise,
-    noise_bits,
     process_logits,
+    row_keys,
     sample,
     sample_with_confidence,
+    uniform_noise,
 )
 from workers.types import SamplingParams
 
@@ -50,18 +54,33 @@ def mix_32(bits: int) -> int:
     return bits ^ (bits >> 16)
 
 
+def plain_bits(keys: Tensor, vocab_size: int) -> Tensor:
+    return (uniform_noise(keys, vocab_size) * 2.0**32 - 0.5).long()
+
+
+def native_bits(keys: Tensor, vocab_size: int) -> Tensor:
+    if not native.load_operators():
+        pytest.skip("no C++ compiler on this machine")
+    return (torch.ops.tandem.uniform_noise(keys, vocab_size) * 2.0**32 - 0.5).long()
+
+
 class TestNoise:
+    @pytest.mark.parametrize("noise_bits", [plain_bits, native_bits])
     @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 - 1])
     @pytest.mark.parametrize("position", [0, 5, 100_000])
-    def test_bits_equal_the_definition_in_exact_integers(self, seed: int, position: int) -> None:
+    def test_bits_equal_the_definition_in_exact_integers(
+        self, seed: int, position: int, noise_bits: Callable[[Tensor, int], Tensor]
+    ) -> None:
         state = split_mix_64(split_mix_64(seed) ^ position)
         low, high = state % 2**32, state >> 32
         expected = [mix_32(mix_32(token ^ low) ^ high) for token in range(300)]
-        assert noise_bits([seed], [position], vocab_size=300)[0].tolist() == expected
+        bits = noise_bits(row_keys([5, seed], [1, position]), 300)
+        assert bits[1].tolist() == expected
 
-    def test_bits_never_change(self) -> None:
+    @pytest.mark.parametrize("noise_bits", [plain_bits, native_bits])
+    def test_bits_never_change(self, noise_bits: Callable[[Tensor, int], Tensor]) -> None:
         """A golden value: changing the noise changes every seeded text ever served."""
-        bits = noise_bits([42, 42, 7], [10, 11, 10], vocab_size=4)
+        bits = noise_bits(row_keys([42, 42, 7], [10, 11, 10]), 4)
         assert bits.tolist() == [
             [2135573677, 500801306, 679325578, 1063615395],
             [2650998304, 733577796, 4133403003, 1594773800],
@@ -70,10 +89,9 @@ class TestNoise:
 
     @pytest.mark.gpu
     def test_bits_are_the_same_on_cuda(self) -> None:
-        keys = {"seeds": [42, 2**62, 7], "positions": [10, 11, 4000]}
-        on_cpu = noise_bits(**keys, vocab_size=100_000)
-        on_cuda = noise_bits(**keys, vocab_size=100_000, device="cuda")
-        assert torch.equal(on_cpu, on_cuda.cpu())
+        keys = row_keys([42, 2**62, 7], [10, 11, 4000])
+        on_cuda = plain_bits(keys.cuda(), 100_000)
+        assert torch.equal(plain_bits(keys, 100_000), on_cuda.cpu())
 
     def test_a_rows_noise_does_not_depend_on_its_batch(self) -> None:
         together = gumbel_noise([3, 4, 5], [1, 2, 3], vocab_size=VOCAB_SIZE)
