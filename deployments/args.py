@@ -84,6 +84,9 @@ class AppArgs(BaseModel):
     """Replicas of the target: a number, or min:max to autoscale."""
     num_draft_replicas: ReplicaRange = ONE_REPLICA
     """Replicas of the draft model: a number, or min:max to autoscale."""
+    num_router_replicas: ReplicaRange = ONE_REPLICA
+    """Replicas of the router, which share all targets and drafters: a number, or min:max to
+    autoscale. The options that limit a router limit each."""
     num_speculative_tokens: int = Field(default=8, ge=0, le=64)
     """The most draft tokens a round may verify per sequence."""
     gamma: Gamma = "dynamic"
@@ -92,8 +95,9 @@ class AppArgs(BaseModel):
     overlap: Literal["auto", "on", "off"] = "auto"
     """Whether the drafter goes on while the target verifies, as if all were accepted: `auto` finds
     out whether that pays, which on shared cores it may not."""
-    tensor_parallel_size: int = 1
-    """Ranks that share the target's weights; only 1 so far."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Processes that share the target's weights, each with a GPU or its part of the cores: on one
+    node if one has room, else across nodes. Their number has to divide the model's heads."""
     verification: Literal["coupled"] = "coupled"
     """How drafts are judged; only `coupled` so far: by the target's own seeded sample."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -115,7 +119,7 @@ class AppArgs(BaseModel):
     block_size: int = Field(default=16, ge=1)
     """Tokens per block of the KV cache."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the target's KV cache; by default a share of what is free."""
+    """Memory for the target's KV cache, of each rank; by default a share of what is free."""
     prefix_caching: Literal["on", "off"] = "on"
     """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)
@@ -157,13 +161,6 @@ class AppArgs(BaseModel):
     def _explain_drafters(cls, value: Any) -> Any:
         if value in ("prompt_lookup", "early_exit"):
             raise ValueError(f"drafter={value} is not available yet; use drafter=model or none")
-        return value
-
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _explain_tensor_parallel(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError(f"tensor_parallel_size={value} is not available yet; use 1")
         return value
 
     @model_validator(mode="after")

@@ -6,11 +6,16 @@ import ray
 from ray import serve
 from ray.serve.config import gRPCOptions
 
+from cluster.placement import RankResources, group_bundles
+from cluster.topology import Node
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.args import AppArgs
 from deployments.draft_pool import DraftPool
 from deployments.router.deployment import Router
 from deployments.target_group import TargetGroup
+
+# Ray places no bundle that asks for nothing.
+LEAST_CPUS = 0.001
 
 
 def start_serve(args: AppArgs) -> None:
@@ -33,16 +38,18 @@ def build(args: AppArgs) -> serve.Application:
     router: Any = Router
     resources = _worker_resources(args.device)
     target = target_group.options(
-        ray_actor_options=resources, **args.num_target_groups.serve_options()
+        ray_actor_options=resources,
+        **args.num_target_groups.serve_options(),
+        **_bundle_options(args.tensor_parallel_size, resources),
     ).bind(args)
     draft = None
     if args.draft_model is not None:
         draft = draft_pool.options(
             ray_actor_options=resources, **args.num_draft_replicas.serve_options()
         ).bind(args)
-    application: serve.Application = router.options(ray_actor_options={"num_cpus": 0}).bind(
-        args, target, draft
-    )
+    application: serve.Application = router.options(
+        ray_actor_options={"num_cpus": 0}, **args.num_router_replicas.serve_options()
+    ).bind(args, target, draft)
     return application
 
 
@@ -52,6 +59,31 @@ def _worker_resources(device: str) -> dict[str, Any]:
     if device.startswith("cuda") or (device == "auto" and _cluster_has_gpus()):
         return {"num_cpus": 0, "num_gpus": 1}
     return {"num_cpus": 0}
+
+
+def _bundle_options(tp_size: int, resources: dict[str, Any]) -> dict[str, Any]:
+    """What asks Serve for a bundle per rank, where a group has several."""
+    if tp_size == 1:
+        return {}
+    of_rank = RankResources(
+        num_cpus=resources["num_cpus"] or LEAST_CPUS, num_gpus=resources.get("num_gpus", 0)
+    )
+    return group_bundles(tp_size=tp_size, resources=of_rank, nodes=_nodes()).serve_options()
+
+
+def _nodes() -> list[Node]:
+    """Of the running cluster."""
+    return [
+        Node(
+            name=node["NodeID"],
+            num_cpus=node["Resources"].get("CPU", 0),
+            num_gpus=node["Resources"].get("GPU", 0),
+            memory_bytes=int(node["Resources"].get("memory", 0)),
+            gpu_memory_bytes=0,
+        )
+        for node in (ray.nodes() if ray.is_initialized() else [])
+        if node["Alive"]
+    ]
 
 
 def _cluster_has_gpus() -> bool:

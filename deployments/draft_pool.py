@@ -42,7 +42,9 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
             )
             return ModelDrafter(model, cache)
 
-        self._start(args, make_drafter, PROPOSE, role="draft", num_threads=args.draft_num_threads)
+        await self._start(
+            args, make_drafter, PROPOSE, role="draft", num_threads=args.draft_num_threads
+        )
 
     async def propose(self, batch: Sequence[ProposeRequest]) -> Reply[ProposeResult]:
         return await self._run_batch(batch)

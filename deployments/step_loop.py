@@ -87,6 +87,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         """The work when callers were last heard: a call that comes has waited since."""
         self._answered: set[str] = set()
         """Sequences answered by the last step: a call for them cannot have waited for it."""
+        self._step_began: float | None = None
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
@@ -94,6 +95,12 @@ class StepLoop(Generic[RequestT, ResultT]):
     @property
     def worker(self) -> "StepWorker[RequestT, ResultT]":
         return self._worker
+
+    @property
+    def step_s(self) -> float:
+        """How long the step that runs now has taken; read from other threads."""
+        began = self._step_began
+        return 0.0 if began is None else time.perf_counter() - began
 
     @property
     def failure(self) -> BaseException | None:
@@ -221,7 +228,7 @@ class StepLoop(Generic[RequestT, ResultT]):
 
     def _turn(self) -> bool:
         """Hand over what has arrived and run a step; whether another may follow at once."""
-        started = time.perf_counter()
+        self._step_began = started = time.perf_counter()
         self._answered.clear()
         inbox, self._inbox = self._inbox, {}
         self._worker.release(self._to_release)  # first: a caller may ask again at once
@@ -242,6 +249,7 @@ class StepLoop(Generic[RequestT, ResultT]):
             num_tokens=self._worker.num_tokens_run,
             busy_s=self.work.busy_s + time.perf_counter() - started,
         )
+        self._step_began = None
         results += answers
         for result in results:
             self._settle(result)

@@ -20,14 +20,14 @@ class StepThread:
         self._events = asyncio.new_event_loop()
         threading.Thread(target=self._live, name="step", daemon=True).start()
 
-    def make(self, make: Callable[[], T]) -> T:
-        """What is to live there; blocks until it is made. If it cannot be, the thread ends."""
+    async def make(self, make: Callable[[], T]) -> T:
+        """What is to live there. If it cannot be made, the thread ends."""
 
         async def there() -> T:
             return make()
 
         try:
-            return asyncio.run_coroutine_threadsafe(there(), self._events).result()
+            return await self.run(there())
         except BaseException:
             self.stop()
             raise

@@ -1,15 +1,16 @@
 """The target deployment: one replica is one target group."""
 
-import os
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Sequence
 
 from ray import serve
 
-from cluster.demo import bundled
 from deployments.args import AppArgs
 from deployments.pinning import PINNED
+from deployments.target_ranks import OtherRanks
 from deployments.transport.messages import VERIFY
 from deployments.worker_replica import WorkerReplica
+from workers.errors import WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
 MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -26,26 +27,53 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
     """Verifies for all routers; see `Target.verify` for the contract."""
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
-        from workers.model import load_model
-        from workers.paged_model import CacheOptions
+        from deployments.target_model import load_target, num_target_threads, target_cache
+        from workers.model import resolve_device
         from workers.target import Target
 
-        def make_target() -> Target:
-            model = load_model(bundled.resolve(args.target), dtype=args.dtype, device=args.device)
-            cache = CacheOptions(
-                block_size=args.block_size,
-                max_model_len=args.max_model_len,
-                max_num_seqs=args.max_num_seqs,
-                kv_cache_gib=args.kv_cache_gib,
-                prefix_caching=args.prefix_caching == "on",
-            )
-            max_batched_tokens = (
-                args.max_num_batched_tokens or MAX_BATCHED_TOKENS[model.device.type]
-            )
-            return Target(model, cache, max_batched_tokens=max_batched_tokens)
+        self._ranks = OtherRanks(args) if args.tensor_parallel_size > 1 else None
+        device_type = resolve_device(args.device).type
 
-        num_threads = args.target_num_threads or len(os.sched_getaffinity(0))
-        self._start(args, make_target, VERIFY, role="target", num_threads=num_threads)
+        def make_target() -> Target:
+            group = self._ranks.join(device_type) if self._ranks is not None else None
+            return Target(
+                load_target(args),
+                target_cache(args),
+                max_batched_tokens=args.max_num_batched_tokens or MAX_BATCHED_TOKENS[device_type],
+                ranks=group,
+            )
+
+        starting = self._start(
+            args,
+            make_target,
+            VERIFY,
+            role="target",
+            num_threads=num_target_threads(args),
+            can_compile=self._ranks is None,  # what ranks exchange is no part of a graph
+        )
+        if self._ranks is None:
+            await starting
+        else:
+            await self._start_with_ranks(starting, self._ranks)
+
+    async def _start_with_ranks(self, starting: Awaitable[None], ranks: OtherRanks) -> None:
+        """Raises what keeps a rank from starting; the others would wait for it."""
+        loss = asyncio.ensure_future(ranks.wait_for_loss())
+        started = asyncio.ensure_future(starting)
+        await asyncio.wait([loss, started], return_when=asyncio.FIRST_COMPLETED)
+        if loss.done():
+            raise loss.result()
+        await started
+        loss.add_done_callback(lambda lost: self._end(str(lost.result())))
+
+    async def check_health(self) -> None:  # type: ignore[override]
+        """As any worker's; a group with a rank that hangs ends at once."""
+        super().check_health()
+        if self._ranks is not None:
+            try:
+                await self._ranks.check()
+            except WorkerLostError as error:
+                self._end(str(error))
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
         return await self._run_batch(batch)

@@ -5,6 +5,7 @@ subclasses' modules; torch is imported only where a replica starts.
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from ray import serve
 
 from deployments.args import AppArgs
 from deployments.metrics import WorkerMetrics
+from deployments.pinning import NUM_CACHED_TOKENS
 from deployments.step_loop import StepLoop
 from deployments.step_thread import StepThread
 from deployments.transport.messages import Codec, StreamAddress
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
 
-IDLE_TIMEOUT_S = 300.0
+logger = logging.getLogger(__name__)
+
+IDLE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
     Serve's event loop; calls by handle are passed over.
     """
 
-    def _start(
+    async def _start(
         self,
         args: AppArgs,
         make_worker: "Callable[[], StepWorker[RequestT, ResultT]]",
@@ -62,8 +66,9 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         *,
         role: str,
         num_threads: int,
+        can_compile: bool = True,
     ) -> None:
-        """Make the worker, which blocks; called from a constructor."""
+        """Make the worker; called from a constructor."""
         import torch
 
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -72,7 +77,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         def make_on_thread() -> "StepWorker[RequestT, ResultT]":
             torch.set_num_threads(num_threads)  # OpenMP counts per thread
             worker = make_worker()
-            if args.compile == "auto":
+            if args.compile == "auto" and can_compile:
                 compiling.append(worker.start_compiling())
             return worker
 
@@ -84,12 +89,18 @@ class WorkerReplica(Generic[RequestT, ResultT]):
                 replica_id=self._replica_id,
             )
 
+        self._step_timeout_s = args.verify_timeout_s
         self._thread = StepThread()
-        self._loop = self._thread.make(make_loop)
+        self._loop = await self._thread.make(make_loop)
         self._compiling = compiling
         self._metrics = WorkerMetrics(role)
         self._server = StreamServer(codec, run=self._loop.submit, release=self._loop.release)
         self._listening: asyncio.Task[StreamAddress] | None = None
+
+    def _end(self, reason: str) -> None:
+        """End the process: routers notice at once, and Serve starts another replica."""
+        logger.error("this replica ends: %s", reason)
+        os._exit(1)
 
     async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
         try:
@@ -127,10 +138,20 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             is_compiling=any(thread.is_alive() for thread in self._compiling),
         )
 
+    def record_routing_stats(self) -> dict[str, float]:
+        """Called by Serve, for `deployments.pinning`."""
+        worker = self._loop.worker
+        return {NUM_CACHED_TOKENS: worker.num_used_blocks * worker.info.block_size}
+
     def check_health(self) -> None:
-        """Called by Serve every few seconds; raises if the worker is beyond help."""
+        """Called by Serve every few seconds; raises if the worker is beyond help.
+
+        One whose step hangs ends at once: Serve would first ask it to finish.
+        """
         if (failure := self._loop.failure) is not None:
             raise RuntimeError("the worker has failed") from failure
+        if self._loop.step_s > self._step_timeout_s:
+            self._end(f"a step has taken {self._loop.step_s:.0f} s")
         worker = self._loop.worker
         self._metrics.observe(
             num_sequences=worker.num_sequences,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from workers import attention
 from workers.attention import AttentionBatch, Chunk, LayerCache, LayerObserver, LayerSpec

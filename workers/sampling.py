@@ -176,7 +176,7 @@ def gumbel_noise(
     """Standard Gumbel noise, keyed by (seed, position, token id).  # [num_rows, vocab] fp32"""
     keys = row_keys(seeds, positions, device)
     if keys.device.type == "cpu" and native.load_operators():
-        uniform = torch.ops.tandem.uniform_noise(keys, vocab_size)
+        uniform: Tensor = torch.ops.tandem.uniform_noise(keys, vocab_size)
     else:
         uniform = uniform_noise(keys, vocab_size)
     return -((-uniform.log()).log()).to(torch.float32)

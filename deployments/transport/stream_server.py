@@ -30,7 +30,7 @@ TOKEN_TIMEOUT_S = 5.0
 class StreamServer(Generic[RequestT, ResultT]):
     """Serves the calls of any number of streams.
 
-    A stream that ends takes its unanswered calls with it: whoever asked is gone.
+    A stream that ends takes its sequences with it: whoever asked is gone, or will send them again.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
         super().__init__(max_bytes=MAX_TOKEN_FRAME)
         self._server = server
         self._is_authentic = False
-        self._unanswered: dict[int, Call[RequestT]] = {}
+        self._held: set[str] = set()
+        """Sequences run and not released."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -83,8 +84,7 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
         if self._error is not None:
             logger.warning("a stream is closed, for it sent no message of ours: %s", self._error)
         self._token_timer.cancel()
-        for call in list(self._unanswered.values()):  # each release answers it
-            self._server.release([request.seq_id for request in call.batch])
+        self._server.release(tuple(self._held))
 
     # a peer that reads no answers is not asked for more calls
 
@@ -107,13 +107,13 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
     def _take(self, call: Call[RequestT]) -> None:
         match call.kind:
             case "release":
+                self._held.difference_update(call.seq_ids)
                 self._server.release(call.seq_ids)
             case "run":
-                self._unanswered[call.call_id] = call
+                self._held.update(request.seq_id for request in call.batch)
                 self._server.run(call.batch, partial(self._answer, call.call_id))
 
     def _answer(self, call_id: int, outcome: Reply[ResultT] | Exception) -> None:
-        self._unanswered.pop(call_id, None)
         if isinstance(outcome, Exception):  # the router's loop decides what becomes of it
             logger.warning("a call failed: %s", outcome)
             error = f"{type(outcome).__name__}: {outcome}"

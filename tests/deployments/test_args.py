@@ -68,7 +68,7 @@ def test_replica_ranges_become_serve_options(value: object, options: dict[str, A
         ({"num_draft_replicas": "4:1"}, ["4:1", "maximum below its minimum"]),
         ({"num_draft_replicas": "few"}, ["'few'", "like 2 or 1:4"]),
         ({"num_target_groups": "0"}, ["num_target_groups", "greater than or equal to 1"]),
-        ({"tensor_parallel_size": "2"}, ["tensor_parallel_size=2 is not available yet"]),
+        ({"tensor_parallel_size": "0"}, ["tensor_parallel_size", "greater than or equal to 1"]),
         ({"verification": "rejection"}, ["verification", "'coupled'"]),
         ({"dtype": "int8"}, ["dtype", "'bfloat16'", "'int8'"]),
         ({"http_port": "99999"}, ["http_port", "less than or equal to 65535"]),

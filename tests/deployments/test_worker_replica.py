@@ -74,10 +74,20 @@ class Worker:
 
 
 class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
-    def __init__(self) -> None:
-        self.worker: Any = Worker()
-        args = AppArgs(compile="off")
-        self._start(args, lambda: self.worker, VERIFY, role="target", num_threads=1)
+    worker: Any
+
+    @classmethod
+    async def start(cls) -> "Replica":
+        replica = cls()
+        replica.worker = Worker()
+        await replica._start(
+            AppArgs(compile="off"),
+            lambda: replica.worker,
+            VERIFY,
+            role="target",
+            num_threads=1,
+        )
+        return replica
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
         async with asyncio.timeout(PATIENCE_S):
@@ -109,7 +119,7 @@ async def replica(
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr("asyncio.new_event_loop", request.param)
-    replica = Replica()
+    replica = await Replica.start()
     yield replica
     await replica.close()
 
@@ -185,7 +195,7 @@ async def test_a_cancelled_call_releases_its_sequences(replica: Replica, verify:
     with pytest.raises(asyncio.CancelledError):
         await call
     replica.worker.let(2)
-    await until(lambda: replica.worker.released == ["s"])
+    await until(lambda: set(replica.worker.released) == {"hello", "s"})
     again = await verify(make_request("s"))
     assert not again.results[0].is_released
     assert replica.worker.steps == [["s"], ["s"]]
@@ -200,6 +210,18 @@ async def test_a_lost_stream_releases_what_it_asked_for(replica: Replica) -> Non
         await call
     replica.worker.let(5)
     await until(lambda: replica.worker.released == ["s"])
+
+
+async def test_a_lost_stream_releases_what_it_had_answers_for(replica: Replica) -> None:
+    """But not what it had released itself, which another may ask for by now."""
+    stream = await replica.open_stream()
+    replica.worker.let(2)
+    await stream.call([make_request("a"), make_request("b")], timeout_s=PATIENCE_S)
+    stream.release(["b"])
+    await stream.call([make_request("c")], timeout_s=PATIENCE_S)
+    replica.worker.released.clear()
+    stream.close()
+    await until(lambda: set(replica.worker.released) == {"hello", "a", "c"})
 
 
 async def test_a_worker_that_fails_tells_all_its_callers(replica: Replica, verify: Verify) -> None:
@@ -225,4 +247,4 @@ async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(f"{__name__}.Worker", fail)
     with pytest.raises(OSError, match="no such model"):
-        Replica()
+        await Replica.start()

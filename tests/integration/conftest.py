@@ -8,18 +8,29 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 import ray
+import torch
 from ray import serve
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.bench.server import free_port
+from cluster.demo import bundled
 from cluster.demo.corpus import Corpus, held_out_prompts
 from deployments import AppArgs, app, build
+from deployments.api.tandem_pb2 import GenerateRequest
+from deployments.api.tandem_pb2_grpc import GenerationStub
+from workers.model import load_model
+from workers.target import Target
+from workers.types import SamplingParams, VerifyRequest
 
 APP = "tandem"
 MODEL = "tandem-demo"
+NUM_TOKENS = 48
+"""Of each completion."""
 METRICS_REPORT_MS = 1000
 """How late a metric may be; Ray's default is 10 s."""
 
@@ -132,3 +143,90 @@ def prompts() -> list[str]:
 def http(ports: Served) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=ports.url, timeout=120) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def greedy_texts(prompts: list[str]) -> list[str]:
+    """What transformers writes with the same target, one prompt at a time."""
+    name = bundled.resolve(bundled.TARGET_NAME)
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    texts = []
+    for prompt in prompts:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        output = model.generate(
+            input_ids=inputs.input_ids,
+            attention_mask=inputs.attention_mask,
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+        )
+        new_tokens = output[0, inputs.input_ids.shape[1] :]
+        texts.append(tokenizer.decode(new_tokens, skip_special_tokens=True))
+    return texts
+
+
+@pytest.fixture(scope="session")
+def sampled_tokens(prompts: list[str]) -> list[list[int]]:
+    """What the target alone samples, without Ray, drafts or batches; prompt i has seed i."""
+    name = bundled.resolve(bundled.TARGET_NAME)
+    target = Target(load_model(name, dtype="float32", device="cpu"))
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    all_tokens = []
+    for seed, prompt in enumerate(prompts):
+        tokens = tokenizer.encode(prompt)
+        prompt_len, cached_len = len(tokens), 0
+        while len(tokens) < prompt_len + NUM_TOKENS:
+            (result,) = target.verify(
+                [
+                    VerifyRequest(
+                        seq_id="s",
+                        base_len=cached_len,
+                        new_tokens=tuple(tokens[cached_len:]),
+                        prompt_len=prompt_len,
+                        sampling=SamplingParams(temperature=0.8),
+                        seed=seed,
+                    )
+                ]
+            )
+            cached_len = len(tokens)
+            tokens += result.tokens
+        target.release(["s"])
+        all_tokens.append(tokens[prompt_len:])
+    return all_tokens
+
+
+def request(prompt: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": prompt, "max_tokens": NUM_TOKENS, **fields}
+
+
+async def served_tokens(served: Served, prompts: list[str], *, concurrency: int) -> list[list[int]]:
+    """Token ids over streaming gRPC, at temperature 0.8."""
+    slots = asyncio.Semaphore(concurrency)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub = GenerationStub(channel)
+
+        async def run(seed: int, prompt: str) -> list[int]:
+            generate = GenerateRequest(
+                text=prompt, max_tokens=NUM_TOKENS, temperature=0.8, seed=seed, ignore_eos=True
+            )
+            async with slots:
+                return [
+                    token
+                    async for chunk in stub.GenerateStream(generate)
+                    for token in chunk.token_ids
+                ]
+
+        return await asyncio.gather(*[run(i, prompt) for i, prompt in enumerate(prompts)])
+
+
+async def served_texts(served: Served, prompts: list[str], *, concurrency: int) -> list[str]:
+    """Greedy texts over HTTP."""
+    slots = asyncio.Semaphore(concurrency)
+    async with served.openai() as client:
+
+        async def run(prompt: str) -> str:
+            async with slots:
+                completion = await client.completions.create(**request(prompt, temperature=0))
+                return completion.choices[0].text
+
+        return await asyncio.gather(*[run(prompt) for prompt in prompts])

@@ -6,24 +6,26 @@ import os
 import random
 import re
 import signal
-from typing import Any
 
 import grpc
 import httpx
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from cluster.demo import bundled
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import METRICS_REPORT_MS, MODEL, Deploy, Served
+from tests.integration.conftest import (
+    METRICS_REPORT_MS,
+    MODEL,
+    NUM_TOKENS,
+    Deploy,
+    Served,
+    request,
+    served_texts,
+    served_tokens,
+)
 from tests.tiny_models import save_model
-from workers.model import load_model
-from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest
-
-NUM_TOKENS = 48
 
 
 @pytest.fixture
@@ -31,94 +33,12 @@ def served(deploy: Deploy) -> Served:
     return deploy()
 
 
-@pytest.fixture(scope="module")
-def greedy_texts(prompts: list[str]) -> list[str]:
-    """What transformers writes with the same target, one prompt at a time."""
-    name = bundled.resolve(bundled.TARGET_NAME)
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    texts = []
-    for prompt in prompts:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        output = model.generate(
-            input_ids=inputs.input_ids,
-            attention_mask=inputs.attention_mask,
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-        )
-        new_tokens = output[0, inputs.input_ids.shape[1] :]
-        texts.append(tokenizer.decode(new_tokens, skip_special_tokens=True))
-    return texts
-
-
-@pytest.fixture(scope="module")
-def sampled_tokens(prompts: list[str]) -> list[list[int]]:
-    """What the target alone samples, without Ray, drafts or batches; prompt i has seed i."""
-    name = bundled.resolve(bundled.TARGET_NAME)
-    target = Target(load_model(name, dtype="float32", device="cpu"))
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    all_tokens = []
-    for seed, prompt in enumerate(prompts[:16]):
-        tokens = tokenizer.encode(prompt)
-        prompt_len, cached_len = len(tokens), 0
-        while len(tokens) < prompt_len + NUM_TOKENS:
-            (result,) = target.verify(
-                [
-                    VerifyRequest(
-                        seq_id="s",
-                        base_len=cached_len,
-                        new_tokens=tuple(tokens[cached_len:]),
-                        prompt_len=prompt_len,
-                        sampling=SamplingParams(temperature=0.8),
-                        seed=seed,
-                    )
-                ]
-            )
-            cached_len = len(tokens)
-            tokens += result.tokens
-        target.release(["s"])
-        all_tokens.append(tokens[prompt_len:])
-    return all_tokens
-
-
-def request(prompt: str, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": prompt, "max_tokens": NUM_TOKENS, **fields}
-
-
-async def served_tokens(served: Served, prompts: list[str], *, concurrency: int) -> list[list[int]]:
-    """Token ids over streaming gRPC, at temperature 0.8."""
-    slots = asyncio.Semaphore(concurrency)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
-        stub = GenerationStub(channel)
-
-        async def run(seed: int, prompt: str) -> list[int]:
-            generate = GenerateRequest(
-                text=prompt, max_tokens=NUM_TOKENS, temperature=0.8, seed=seed, ignore_eos=True
-            )
-            async with slots:
-                return [
-                    token
-                    async for chunk in stub.GenerateStream(generate)
-                    for token in chunk.token_ids
-                ]
-
-        return await asyncio.gather(*[run(i, prompt) for i, prompt in enumerate(prompts)])
-
-
 class TestExactness:
     async def test_greedy_texts_equal_transformers_generate(
         self, served: Served, prompts: list[str], greedy_texts: list[str]
     ) -> None:
-        async with served.openai() as client:
-            slots = asyncio.Semaphore(8)
-
-            async def run(prompt: str) -> str:
-                async with slots:
-                    completion = await client.completions.create(**request(prompt, temperature=0))
-                    return completion.choices[0].text
-
-            texts = await asyncio.gather(*[run(prompt) for prompt in prompts])
-        assert list(texts) == greedy_texts
+        texts = await served_texts(served, prompts, concurrency=8)
+        assert texts == greedy_texts
         assert len(set(texts)) > 40
 
     @pytest.mark.parametrize("concurrency", [1, 16])
@@ -135,7 +55,7 @@ class TestExactness:
         router = served.handle("Router")
         await router.take_statistics.remote()  # those of other tests
         tokens = await served_tokens(served, prompts[:16], concurrency=concurrency)
-        assert tokens == sampled_tokens
+        assert tokens == sampled_tokens[:16]
         statistics = await router.take_statistics.remote()
         assert (statistics.num_accepted > 0) == (gamma != 0)
 

@@ -1,0 +1,87 @@
+"""Ranks that share a model's weights, and how they keep in step.
+
+The only module that uses torch.distributed. The first rank decides what is run and announces it,
+the others follow: so nobody can diverge into a hang. Plans travel over gloo; what the layers
+exchange goes over gloo on CPUs and NCCL on GPUs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from workers.paged_forward import StepPlan
+
+BACKENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
+MEETING_TIMEOUT = timedelta(minutes=5)
+# An idle group says nothing for long: whether a rank hangs is found out by who watches it.
+SILENCE_TIMEOUT = timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingPoint:
+    """Where the ranks of a group find each other."""
+
+    host: str
+    port: int
+    num_ranks: int
+
+
+def open_meeting_point(host: str, num_ranks: int) -> tuple[MeetingPoint, Store]:
+    """One on a free port of this process's host; it is there as long as the store is kept."""
+    store = TCPStore(
+        host, 0, num_ranks, is_master=True, timeout=MEETING_TIMEOUT, wait_for_workers=False
+    )
+    return MeetingPoint(host=host, port=store.port, num_ranks=num_ranks), store
+
+
+class TensorParallelGroup:
+    """This process as a rank of a group; for the first rank, its `workers.paged_forward.Ranks`.
+
+    A process is in one group only, since transformers shards over torch's default process group.
+    """
+
+    def __init__(
+        self, point: MeetingPoint, *, rank: int, device_type: str, store: Store | None = None
+    ) -> None:
+        """Wait until all ranks are there; raises RuntimeError if they are not in time.
+
+        Args:
+            store: of the meeting point, where it is in this process.
+        """
+        if store is None:
+            store = TCPStore(
+                point.host, point.port, point.num_ranks, is_master=False, timeout=MEETING_TIMEOUT
+            )
+        dist.init_process_group(
+            BACKENDS[device_type],
+            store=store,
+            rank=rank,
+            world_size=point.num_ranks,
+            timeout=SILENCE_TIMEOUT,
+        )
+        self.num_ranks = point.num_ranks
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers; every rank must ask."""
+        numbers = torch.tensor([number])
+        dist.all_reduce(numbers, dist.ReduceOp.MIN)
+        return int(numbers)
+
+    def announce(self, plan: StepPlan) -> None:
+        """Have the other ranks run it now."""
+        dist.broadcast_object_list([plan], src=0, device=torch.device("cpu"))
+
+    def follow(self, run: Callable[[StepPlan], object]) -> None:
+        """Run what the first rank announces; raises RuntimeError when a rank is lost."""
+        while True:
+            plans: list[StepPlan] = [None]  # type: ignore[list-item]  # filled by the broadcast
+            dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))
+            run(plans[0])
+
+    def close(self) -> None:
+        """Leave: the other ranks' collectives fail from now on."""
+        dist.destroy_process_group()

@@ -1,0 +1,34 @@
+"""What a rank of a target group loads: alike for all ranks. Imports torch."""
+
+import os
+
+from cluster.demo import bundled
+from deployments.args import AppArgs
+from workers.model import Model, load_model
+from workers.paged_model import CacheOptions
+
+
+def load_target(args: AppArgs) -> Model:
+    """This rank's shard of the target, or all of it."""
+    return load_model(
+        bundled.resolve(args.target),
+        dtype=args.dtype,
+        device=args.device,
+        tp_size=args.tensor_parallel_size,
+    )
+
+
+def target_cache(args: AppArgs) -> CacheOptions:
+    return CacheOptions(
+        block_size=args.block_size,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_gib=args.kv_cache_gib,
+        prefix_caching=args.prefix_caching == "on",
+    )
+
+
+def num_target_threads(args: AppArgs) -> int:
+    """Of each rank: by default the ranks share the cores of their machine."""
+    num_cores = len(os.sched_getaffinity(0))
+    return args.target_num_threads or max(1, num_cores // args.tensor_parallel_size)
