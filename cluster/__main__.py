@@ -10,6 +10,7 @@ from cluster.bench.cli import add_bench, with_default_subject
 from cluster.demo import bundled
 from cluster.demo.grow import GrownSize, grow_to_folder
 from cluster.demo.pair import train_pair
+from cluster.plan.cli import add_plan
 from workers.errors import TandemError
 
 logger = logging.getLogger(__name__)
@@ -24,15 +25,16 @@ def main(arguments: list[str]) -> int:
 
     _add_demo(commands)
     add_bench(commands)
+    add_plan(commands)
     options = parser.parse_args(with_default_subject(arguments))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
     try:
-        options.run(options)
+        status: int | None = options.run(options)
     except TandemError as error:
         logger.error("%s", error)
         return 1
-    return 0
+    return status or 0
 
 
 def _add_demo(commands: Commands) -> None:
