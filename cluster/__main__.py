@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.bench.cli import add_bench, with_default_subject
+from cluster.chaos.cli import add_chaos
 from cluster.demo import bundled
 from cluster.demo.grow import GrownSize, grow_to_folder
 from cluster.demo.pair import train_pair
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> int:
 
     _add_demo(commands)
     add_bench(commands)
+    add_chaos(commands)
     add_plan(commands)
     options = parser.parse_args(with_default_subject(arguments))
     logging.basicConfig(level=logging.INFO, format="%(message)s")

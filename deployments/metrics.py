@@ -163,8 +163,13 @@ class WorkerMetrics:
             "Of those, the tokens found there, which are not run again.",
             tag_keys=("role",),
         )
+        self._num_preemptions = Counter(
+            "tandem_num_preemptions",
+            "Sequences that lost their cache to others, for lack of blocks, and are run again.",
+            tag_keys=("role",),
+        )
         self._tags = {"role": role}
-        self._counted = (0, 0)
+        self._counted: dict[Counter, int] = {}
 
     def observe(
         self,
@@ -173,13 +178,18 @@ class WorkerMetrics:
         num_used_blocks: int,
         num_prompt_tokens: int,
         num_prefix_tokens: int,
+        num_preemptions: int,
     ) -> None:
-        """The last two are counts since the start."""
-        prompt_before, prefix_before = self._counted
-        self._counted = (num_prompt_tokens, num_prefix_tokens)
-        if num_prompt_tokens > prompt_before:
-            self._num_prompt_tokens.inc(num_prompt_tokens - prompt_before, tags=self._tags)
-        if num_prefix_tokens > prefix_before:
-            self._num_prefix_tokens.inc(num_prefix_tokens - prefix_before, tags=self._tags)
+        """The last three are counts since the start."""
+        self._count(self._num_prompt_tokens, num_prompt_tokens)
+        self._count(self._num_prefix_tokens, num_prefix_tokens)
+        self._count(self._num_preemptions, num_preemptions)
         self._num_sequences.set(num_sequences, tags=self._tags)
         self._num_used_blocks.set(num_used_blocks, tags=self._tags)
+
+    def _count(self, counter: Counter, total: int) -> None:
+        """Have the counter say `total`."""
+        before = self._counted.get(counter, 0)
+        self._counted[counter] = total
+        if total > before:
+            counter.inc(total - before, tags=self._tags)

@@ -2,7 +2,7 @@
 
 A caller names a replica by its unique id, as the session id of a handle. While that replica lives
 it gets the call; when it is gone, or none was named, the one that caches least is chosen, and will
-answer that it needs the sequence's tokens.
+answer that it needs the sequence's tokens. Calls without sequences go to any.
 
 `RequestRouter` is an alpha interface of Ray 2.60.
 """
@@ -28,9 +28,7 @@ class ReplicaLoads:
         self._reported: dict[str, float] = {}
         self._sent: dict[str, int] = {}
 
-    def choose(
-        self, reported: Mapping[str, float], num_tokens: int, *, rng: random.Random
-    ) -> str:
+    def choose(self, reported: Mapping[str, float], num_tokens: int, *, rng: random.Random) -> str:
         """The replica with the least, which is sent `num_tokens` now; any of equals.
 
         Args:
@@ -49,7 +47,7 @@ class ReplicaLoads:
 
 
 class PinnedReplicaRouter(RequestRouter):
-    """Routes to the replica whose unique id is the session id, else to the one that caches least."""
+    """Routes to the replica whose unique id is the session id, else to where least is cached."""
 
     _loads: ReplicaLoads | None = None
 
@@ -65,13 +63,15 @@ class PinnedReplicaRouter(RequestRouter):
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
         pending_request.routing_context.should_backoff = True
         wanted = pending_request.metadata.session_id
-        if wanted not in candidates:
+        num_tokens = _num_tokens(pending_request.args)
+        if wanted not in candidates and num_tokens == 0:
+            wanted = random.choice(list(candidates))
+        elif wanted not in candidates:
             self._loads = self._loads or ReplicaLoads()
             reported = {
                 name: replica.routing_stats.get(NUM_CACHED_TOKENS, 0)
                 for name, replica in candidates.items()
             }
-            num_tokens = _num_tokens(pending_request.args)
             wanted = self._loads.choose(reported, num_tokens, rng=random.Random())
         return [[candidates[wanted]]]
 

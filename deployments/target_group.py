@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 
 from ray import serve
 
@@ -9,7 +10,7 @@ from deployments.args import AppArgs
 from deployments.pinning import PINNED
 from deployments.target_ranks import OtherRanks
 from deployments.transport.messages import VERIFY
-from deployments.worker_replica import WorkerReplica
+from deployments.worker_replica import WorkerReplica, WorkerStatus
 from workers.errors import WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
@@ -65,6 +66,12 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
             raise loss.result()
         await started
         loss.add_done_callback(lambda lost: self._end(str(lost.result())))
+
+    async def status(self) -> WorkerStatus:
+        status = await super().status()
+        if self._ranks is None:
+            return status
+        return replace(status, rank_pids=await self._ranks.check())
 
     async def check_health(self) -> None:  # type: ignore[override]
         """As any worker's; a group with a rank that hangs ends at once."""

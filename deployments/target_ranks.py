@@ -6,6 +6,7 @@ ends, and Serve starts another; the routers send their sequences elsewhere meanw
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,9 @@ class TargetRank:
         finally:
             group.close()  # so that the other ranks do not wait for this one
 
-    def ping(self) -> None:
-        """Answered unless the process hangs."""
+    def ping(self) -> int:
+        """The process id; not answered if it hangs."""
+        return os.getpid()
 
 
 def _bundles_by_node(bundles: PlacementGroup) -> Sequence[int]:
@@ -92,9 +94,7 @@ class OtherRanks:
         """Be rank 0; blocks until all are there."""
         from cluster.tensor_parallel import TensorParallelGroup
 
-        return TensorParallelGroup(
-            self._point, rank=0, device_type=device_type, store=self._store
-        )
+        return TensorParallelGroup(self._point, rank=0, device_type=device_type, store=self._store)
 
     async def wait_for_loss(self) -> TandemError:
         """Returns why, when a rank is lost."""
@@ -115,11 +115,11 @@ class OtherRanks:
             return WorkerLostError(f"rank {index + 1} is lost: {error}")
         raise AssertionError("a rank follows for ever")
 
-    async def check(self) -> None:
-        """Raises WorkerLostError if one does not answer in PING_TIMEOUT_S."""
+    async def check(self) -> tuple[int, ...]:
+        """The ids of their processes; raises WorkerLostError if one does not answer soon."""
         pings = asyncio.gather(*(actor.ping.remote() for actor in self._actors))
         try:
-            await asyncio.wait_for(pings, PING_TIMEOUT_S)
+            return tuple(await asyncio.wait_for(pings, PING_TIMEOUT_S))
         except (TimeoutError, RayError) as error:
             raise WorkerLostError(
                 f"a rank does not answer within {PING_TIMEOUT_S:g} s: {error!r}"

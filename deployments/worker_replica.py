@@ -47,8 +47,12 @@ class WorkerStatus:
     num_waiting: int
     num_steps: int
     """Model steps since the start."""
+    num_preemptions: int
+    """Likewise: sequences that lost their cache to others."""
     is_compiling: bool
     """Whether the model's forward is being compiled beside the steps."""
+    rank_pids: tuple[int, ...] = ()
+    """Of a target group: the processes of its other ranks."""
 
 
 class WorkerReplica(Generic[RequestT, ResultT]):
@@ -135,6 +139,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             num_used_blocks=worker.num_used_blocks,
             num_waiting=worker.num_waiting,
             num_steps=self._loop.work.num_steps,
+            num_preemptions=worker.num_preemptions,
             is_compiling=any(thread.is_alive() for thread in self._compiling),
         )
 
@@ -158,4 +163,5 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             num_used_blocks=worker.num_used_blocks,
             num_prompt_tokens=worker.num_prompt_tokens,
             num_prefix_tokens=worker.num_prefix_tokens,
+            num_preemptions=worker.num_preemptions,
         )

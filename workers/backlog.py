@@ -39,6 +39,8 @@ class Backlog(Generic[RequestT]):
         self._max_model_len = max_model_len
         self._items: dict[str, WorkItem[RequestT]] = {}
         self._preempted: list[str] = []
+        self.num_preemptions = 0
+        """Since the start."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -139,6 +141,7 @@ class Backlog(Generic[RequestT]):
         return preempted
 
     def _preempt(self, victim: CachedSequence) -> None:
+        self.num_preemptions += 1
         if self.discard(victim.seq_id):
             self._preempted.append(victim.seq_id)
         self._sequences.drop(victim.seq_id)

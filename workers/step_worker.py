@@ -71,6 +71,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return self._paged.sequences.num_prefix_tokens
 
     @property
+    def num_preemptions(self) -> int:
+        """Sequences that lost their cache to others, since the start; each is run again later."""
+        return self._backlog.num_preemptions
+
+    @property
     def num_tokens_run(self) -> int:
         """Since the start."""
         return self._paged.num_tokens_run

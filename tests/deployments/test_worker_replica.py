@@ -27,7 +27,7 @@ class Worker:
     """A StepWorker that runs one token of each request in a step, when it may."""
 
     num_tokens_run = num_sequences = num_used_blocks = num_waiting = 0
-    num_prompt_tokens = num_prefix_tokens = 0
+    num_prompt_tokens = num_prefix_tokens = num_preemptions = 0
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []

@@ -285,7 +285,7 @@ def test_shortage_of_blocks_preempts_the_youngest_and_all_finish(
                 target.release([seq_id])
             else:
                 waiting += target.submit(request(seq_id))
-    assert num_preempted > 0
+    assert target.num_preemptions >= num_preempted > 0
     assert {s: t[20:60] for s, t in tokens.items()} == alone
     assert target.num_used_blocks == 0
 
