@@ -6,16 +6,13 @@ import ray
 from ray import serve
 from ray.serve.config import gRPCOptions
 
-from cluster.placement import RankResources, group_bundles
+from cluster.placement import RankResources, group_bundles, rank_resources
 from cluster.topology import Node
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.args import AppArgs
 from deployments.draft_pool import DraftPool
 from deployments.router.deployment import Router
 from deployments.target_group import TargetGroup
-
-# Ray places no bundle that asks for nothing.
-LEAST_CPUS = 0.001
 
 
 def start_serve(args: AppArgs) -> None:
@@ -36,11 +33,13 @@ def build(args: AppArgs) -> serve.Application:
     target_group: Any = TargetGroup
     draft_pool: Any = DraftPool
     router: Any = Router
-    resources = _worker_resources(args.device)
+    nodes = _nodes()
+    of_rank = rank_resources(args.device, nodes)
+    resources = {"num_cpus": 0, "num_gpus": of_rank.num_gpus}
     target = target_group.options(
         ray_actor_options=resources,
         **args.num_target_groups.serve_options(),
-        **_bundle_options(args.tensor_parallel_size, resources),
+        **_bundle_options(args.tensor_parallel_size, of_rank, nodes),
     ).bind(args)
     draft = None
     if args.draft_model is not None:
@@ -53,22 +52,11 @@ def build(args: AppArgs) -> serve.Application:
     return application
 
 
-def _worker_resources(device: str) -> dict[str, Any]:
-    """What Ray has to find for a worker. On CPUs Ray's count is no limit: the number of threads is
-    an option of its own, and a laptop must hold all replicas."""
-    if device.startswith("cuda") or (device == "auto" and _cluster_has_gpus()):
-        return {"num_cpus": 0, "num_gpus": 1}
-    return {"num_cpus": 0}
-
-
-def _bundle_options(tp_size: int, resources: dict[str, Any]) -> dict[str, Any]:
+def _bundle_options(tp_size: int, of_rank: RankResources, nodes: list[Node]) -> dict[str, Any]:
     """What asks Serve for a bundle per rank, where a group has several."""
     if tp_size == 1:
         return {}
-    of_rank = RankResources(
-        num_cpus=resources["num_cpus"] or LEAST_CPUS, num_gpus=resources.get("num_gpus", 0)
-    )
-    return group_bundles(tp_size=tp_size, resources=of_rank, nodes=_nodes()).serve_options()
+    return group_bundles(tp_size=tp_size, resources=of_rank, nodes=nodes).serve_options()
 
 
 def _nodes() -> list[Node]:
@@ -78,13 +66,7 @@ def _nodes() -> list[Node]:
             name=node["NodeID"],
             num_cpus=node["Resources"].get("CPU", 0),
             num_gpus=node["Resources"].get("GPU", 0),
-            memory_bytes=int(node["Resources"].get("memory", 0)),
-            gpu_memory_bytes=0,
         )
         for node in (ray.nodes() if ray.is_initialized() else [])
         if node["Alive"]
     ]
-
-
-def _cluster_has_gpus() -> bool:
-    return ray.is_initialized() and bool(ray.cluster_resources().get("GPU", 0) > 0)

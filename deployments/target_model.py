@@ -3,15 +3,21 @@
 import os
 
 from cluster.demo import bundled
+from cluster.placement import check_tensor_parallel
 from deployments.args import AppArgs
-from workers.model import Model, load_model
+from workers.model import Model, load_config, load_model
 from workers.paged_model import CacheOptions
 
 
 def load_target(args: AppArgs) -> Model:
-    """This rank's shard of the target, or all of it."""
+    """This rank's shard of the target, or all of it.
+
+    Raises: as load_model, and ConfigError before it if the ranks cannot share the model.
+    """
+    name = bundled.resolve(args.target)
+    check_tensor_parallel(name, load_config(name), args.tensor_parallel_size)
     return load_model(
-        bundled.resolve(args.target),
+        name,
         dtype=args.dtype,
         device=args.device,
         tp_size=args.tensor_parallel_size,

@@ -184,8 +184,8 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     return Model(
         name=name,
         module=module,
-        layer_specs=_observe_layers(name, module),
-        max_position=_max_position(name, config),
+        layer_specs=observe_layers(name, module),
+        max_position=max_position_of(name, config),
         device=module.device,
         dtype=module.dtype,
         num_weight_bytes=num_weight_bytes,
@@ -264,7 +264,7 @@ def _load_weights(
     return module
 
 
-def _observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
+def observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
     """Learn each attention layer's shape by running two tokens through the model.
 
     Raises: UnsupportedModelError if some layer does not pass through the attention function, or
@@ -298,7 +298,7 @@ def _observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]
     return tuple(observer.specs[index] for index in range(num_layers))
 
 
-def _max_position(name: str, config: PreTrainedConfig) -> int:
+def max_position_of(name: str, config: PreTrainedConfig) -> int:
     text_config = config.get_text_config()
     max_position = getattr(text_config, "max_position_embeddings", None)
     if max_position is None:

@@ -1,0 +1,1 @@
+"""`python -m cluster plan`: what runs where, and whether it fits, before there is a cluster."""

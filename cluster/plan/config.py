@@ -1,0 +1,240 @@
+"""The file that `python -m cluster plan` reads: options of the app, and the nodes it is to run on.
+
+    args: {target: meta-llama/Llama-3.1-8B, drafter: none, tensor_parallel_size: 2}
+    nodes:
+      - {name: l4, count: 2, num_cpus: 16, memory_gib: 64, num_gpus: 1, gpu_memory_gib: 22}
+
+A config file of Serve, with `applications:` in place of `args:`, can hold `nodes:` too, since Serve
+passes over what it does not know.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from cluster.demo import bundled
+from cluster.topology import GIB, Node
+from workers.errors import ConfigError
+
+# Options of the app that change nothing of what fits where.
+OTHER_OPTIONS = frozenset(
+    {
+        "compile",
+        "draft_num_threads",
+        "draft_timeout_s",
+        "gamma",
+        "grpc_port",
+        "http_host",
+        "http_port",
+        "max_num_batched_tokens",
+        "max_queued_requests",
+        "num_router_replicas",
+        "num_speculative_tokens",
+        "overlap",
+        "prefix_caching",
+        "recovery_timeout_s",
+        "served_model_name",
+        "target_num_threads",
+        "verification",
+        "verify_timeout_s",
+        "worker_transport",
+    }
+)
+
+
+def _largest(value: object) -> object:
+    """Of min:max the maximum: the plan has to hold when all replicas run."""
+    if not isinstance(value, str):
+        return value
+    minimum, colon, maximum = value.partition(":")
+    try:
+        numbers = [int(minimum), int(maximum) if colon else int(minimum)]
+    except ValueError:
+        raise ValueError(f"{value!r} is neither a number nor min:max, like 2 or 1:4") from None
+    if numbers[0] > numbers[1]:
+        raise ValueError(f"{value} has its maximum below its minimum")
+    return numbers[1]
+
+
+NumReplicas = Annotated[int, Field(ge=1), BeforeValidator(_largest)]
+
+
+class PlanArgs(BaseModel):
+    """The options of the app that decide what fits; `deployments/args.py` describes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: str = bundled.TARGET_NAME
+    draft: str | None = None
+    drafter: Literal["model", "none"] = "model"
+    num_target_groups: NumReplicas = 1
+    num_draft_replicas: NumReplicas = 1
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    max_model_len: int | None = Field(default=None, ge=2)
+    max_num_seqs: int = Field(default=64, ge=1)
+    block_size: int = Field(default=16, ge=1)
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_what_matters(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        _refuse_unknown("option", values, {*cls.model_fields, *OTHER_OPTIONS})
+        return {name: value for name, value in values.items() if name in cls.model_fields}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "PlanArgs":
+        if self.drafter == "model" and self.draft_model is None:
+            raise ValueError(
+                f"target={self.target} needs a draft model: give draft=<a smaller model with the "
+                "same vocabulary>, or drafter=none for plain decoding"
+            )
+        return self
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model to load, if any."""
+        if self.drafter == "none":
+            return None
+        if self.draft is None and self.target == bundled.TARGET_NAME:
+            return bundled.DRAFT_NAME
+        return self.draft
+
+
+class NodeKind(BaseModel):
+    """Nodes that are alike."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    name: str = Field(min_length=1)
+    count: int = Field(default=1, ge=1)
+    num_cpus: int = Field(ge=0)
+    """Cores of each node that Ray may give away."""
+    memory_gib: float = Field(gt=0)
+    """Main memory of each node."""
+    num_gpus: int = Field(default=0, ge=0)
+    """GPUs of each node."""
+    gpu_memory_gib: float | None = Field(default=None, gt=0)
+    """Memory of each GPU."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suggest_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            _refuse_unknown("field", values, cls.model_fields)
+        return values
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "NodeKind":
+        if self.num_gpus and self.gpu_memory_gib is None:
+            raise ValueError(f"{self.name} has GPUs: say how large each is, by gpu_memory_gib")
+        return self
+
+    def nodes(self) -> list[Node]:
+        return [
+            Node(
+                name=self.name if self.count == 1 else f"{self.name}-{index}",
+                kind=self.name,
+                num_cpus=self.num_cpus,
+                num_gpus=self.num_gpus,
+                memory_bytes=round(self.memory_gib * GIB),
+                gpu_memory_bytes=round((self.gpu_memory_gib or 0) * GIB),
+            )
+            for index in range(self.count)
+        ]
+
+
+class PlanConfig(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    args: PlanArgs
+    nodes: tuple[NodeKind, ...]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_application(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise ValueError("it must have args: and nodes:, as names with values")
+        if "applications" in values:
+            values = {"args": _application_args(values), "nodes": values.get("nodes")}
+        _refuse_unknown("field", values, cls.model_fields)
+        if not values.get("nodes"):
+            raise ValueError("it must have nodes: a list of what there is to run on")
+        return {**values, "args": values.get("args") or {}}
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> "PlanConfig":
+        device, has_gpus = self.args.device, any(kind.num_gpus for kind in self.nodes)
+        if device.startswith("cuda") and not has_gpus:
+            raise ValueError(f"device is {device!r}, but no node has num_gpus; use device: cpu")
+        names = [kind.name for kind in self.nodes]
+        if len({*names}) < len(names):
+            raise ValueError(f"two kinds of nodes have one name: {', '.join(names)}")
+        return self
+
+    def all_nodes(self) -> tuple[Node, ...]:
+        return tuple(node for kind in self.nodes for node in kind.nodes())
+
+
+def load_plan_config(path: Path) -> PlanConfig:
+    """Read and check a file; raises ConfigError of one line."""
+    try:
+        return PlanConfig.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {'; '.join(map(_said, error.errors()))}") from error
+
+
+def _application_args(values: dict[str, Any]) -> Any:
+    """The args of the one application of a Serve config file that is ours."""
+    applications = values["applications"]
+    if "args" in values:
+        raise ValueError("it has both args: and applications:, which have args of their own")
+    if not isinstance(applications, list) or not all(isinstance(a, dict) for a in applications):
+        raise ValueError("applications: must be a list, as in a config file of Serve")
+    ours = [a for a in applications if a.get("import_path", "deployments:app") == "deployments:app"]
+    if len(ours) != 1:
+        raise ValueError(
+            f"{len(ours)} of its applications have import_path deployments:app; a plan is for one"
+        )
+    return ours[0].get("args")
+
+
+def _refuse_unknown(what: str, given: Iterable[object], known: Iterable[str]) -> None:
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise ValueError(f"there is no {what} {name!r}; {hint}")
+
+
+def _said(error: Any) -> str:
+    """One of pydantic's errors: where, what, and the value if it is short."""
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "value_error":
+        said = str(error["ctx"]["error"])
+    elif error["type"] == "missing":
+        said = "is missing"
+    else:
+        said = f"{error['input']!r}: {error['msg']}"
+    return f"{place}: {said}" if place else said

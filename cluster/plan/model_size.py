@@ -1,0 +1,200 @@
+"""How large a model is on each rank, learnt from its config.json alone.
+
+The model is built on torch's meta device, which computes shapes and holds no numbers. Its
+parameters are cut as transformers' own plan says, and two tokens are run through what is left for
+one rank: so whatever serves has a true size, and what cannot serve is refused here as well.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from cluster.demo import bundled
+from cluster.placement import check_tensor_parallel
+from workers import attention
+from workers.drafters.model import SMALL_MODEL_BYTES
+from workers.errors import UnsupportedModelError
+from workers.model import DTYPES, first_line, load_config, max_position_of, observe_layers
+
+# How the styles of transformers' plans cut a parameter: along its outputs, the last dimension but
+# one, or along its inputs, the last.
+OUTPUT_STYLES = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "packed_colwise"})
+INPUT_STYLES = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "packed_rowwise"})
+EMBEDDING_DIMS = {"embedding_rowwise": 0, "embedding_colwise": 1}
+WHOLE_STYLES = frozenset(
+    {
+        "all_reduce",
+        "local_params",
+        "mla_kv_a_proj",
+        "moe_identity_expert",
+        "moe_tp_experts",
+        "replicate",
+        "replicated_with_grad_allreduce",
+        "sequence_parallel",
+    }
+)
+# Modules of these styles put their ranks' outputs together, or take each rank's part of the input.
+GATHERING_STYLES = frozenset({"colwise_gather_output", "colwise_rep", "embedding_colwise"})
+SPLITTING_STYLES = frozenset({"rowwise_split_input", "rowwise_rep"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What one rank holds of a model; the first rank, which has most where shares differ."""
+
+    name: str
+    dtype: str
+    tp_size: int
+    weight_bytes: int
+    slot_bytes: int
+    """Cache bytes per token."""
+    max_position: int
+    """The longest sequence the positions of the model allow."""
+    remarks: tuple[str, ...] = ()
+    """What config.json leaves open."""
+
+
+def size_model(name: str, *, dtype: str = "auto", tp_size: int = 1) -> ModelSize:
+    """The share that each of `tp_size` ranks has of a model; loads its config.json, no weights.
+
+    Args:
+        name: a bundled model, a folder or a Hugging Face id.
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+
+    Raises: ModelNotFoundError, UnsupportedModelError, ConfigError.
+    """
+    config = load_config(bundled.resolve(name))
+    check_tensor_parallel(name, config, tp_size)
+    torch_dtype, remarks = _choose_dtype(name, config, dtype)
+    module = _build_without_weights(name, config, torch_dtype)
+    if tp_size > 1:
+        _cut_to_rank(name, module, tp_size)
+    try:
+        layer_specs = observe_layers(name, module)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"model {name!r} cannot be run with tensor_parallel_size={tp_size}: {first_line(error)}"
+        ) from error
+    return ModelSize(
+        name=name,
+        dtype=str(torch_dtype).removeprefix("torch."),
+        tp_size=tp_size,
+        weight_bytes=sum(parameter.nbytes for parameter in module.parameters()),
+        slot_bytes=sum(spec.slot_bytes(torch_dtype) for spec in layer_specs),
+        max_position=max_position_of(name, config),
+        remarks=remarks,
+    )
+
+
+def size_draft(name: str, *, dtype: str, on_gpu: bool) -> ModelSize:
+    """As `load_draft_model` would load it: a small bf16 model runs in fp32 on a CPU."""
+    size = size_model(name, dtype=dtype)
+    is_small = size.weight_bytes < SMALL_MODEL_BYTES
+    if dtype == "auto" and is_small and size.dtype == "bfloat16" and not on_gpu:
+        return size_model(name, dtype="float32")
+    return size
+
+
+def _choose_dtype(
+    name: str, config: PreTrainedConfig, dtype: str
+) -> tuple[torch.dtype, tuple[str, ...]]:
+    """The dtype, and what has to be said about it."""
+    own = config.dtype or config.get_text_config().dtype
+    if isinstance(own, str):
+        own = DTYPES.get(own)
+    chosen = DTYPES.get(dtype) or own or torch.float32
+    remarks = []
+    if dtype == "auto" and own is None:
+        remarks.append(
+            f"the config.json of {name!r} names no dtype, so float32 is assumed; if the checkpoint "
+            "has another, set dtype"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        remarks.append(
+            f"{name!r} is quantized, and its weights are counted in {chosen}: they take less where "
+            "they stay quantized"
+        )
+    return chosen, tuple(remarks)
+
+
+def _build_without_weights(
+    name: str, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    attention.register()
+    try:
+        with torch.device("meta"):
+            module: Any = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention.ATTENTION_NAME
+            )
+    except (ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"model {name!r} ({config.model_type}) cannot be built as a causal language model: "
+            f"{first_line(error)}"
+        ) from error
+    assert isinstance(module, PreTrainedModel)
+    module.train(mode=False)
+    return module
+
+
+def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
+    """Leave the first rank's share of each parameter, as `DistributedConfig(tp_plan="auto")` does.
+
+    Where ranks would exchange what changes a shape, hooks make that shape.
+    """
+    plan: dict[str, str] = module.tp_plan
+    unknown = set(plan.values()) - OUTPUT_STYLES - INPUT_STYLES - {*EMBEDDING_DIMS} - WHOLE_STYLES
+    if unknown:
+        raise UnsupportedModelError(
+            f"the tensor-parallel plan of {name!r} shares parameters in a way that cannot be "
+            f"foreseen: {', '.join(sorted(unknown))}"
+        )
+    cut: dict[int, nn.Parameter] = {}
+    """By the identity of the whole: tied parameters stay tied."""
+    for module_name, owner in list(module.named_modules()):
+        for parameter_name, whole in list(owner.named_parameters(recurse=False)):
+            if id(whole) not in cut:
+                style = _style(plan, f"{module_name}.{parameter_name}", module_name)
+                cut[id(whole)] = _cut_parameter(whole, parameter_name, style, tp_size)
+            setattr(owner, parameter_name, cut[id(whole)])
+        _add_hooks(owner, _style(plan, module_name))
+
+
+def _style(plan: dict[str, str], *names: str) -> str | None:
+    """What the plan says of the first of the names that it knows; it writes * for numbers."""
+    patterns = (re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names)
+    return next((plan[pattern] for pattern in patterns if pattern in plan), None)
+
+
+def _cut_parameter(whole: nn.Parameter, name: str, style: str | None, tp_size: int) -> nn.Parameter:
+    if style in OUTPUT_STYLES:
+        dim = max(whole.ndim - 2, 0)
+    elif style in INPUT_STYLES and name != "bias":  # which is added once, to the ranks' sum
+        dim = whole.ndim - 1
+    elif style in EMBEDDING_DIMS:
+        dim = EMBEDDING_DIMS[style]
+    else:
+        return whole
+    shape = list(whole.shape)
+    shape[dim] = -(-shape[dim] // tp_size)
+    return nn.Parameter(whole.new_empty(shape), requires_grad=False)
+
+
+def _add_hooks(owner: nn.Module, style: str | None) -> None:
+    def gather(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        width = owner.embedding_dim if style in EMBEDDING_DIMS else owner.out_features
+        assert isinstance(width, int)
+        return output.new_empty((*output.shape[:-1], width))
+
+    def split(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        weight = owner.weight
+        assert isinstance(weight, Tensor)
+        return (inputs[0][..., : weight.shape[-1]], *inputs[1:])
+
+    if style in GATHERING_STYLES:
+        owner.register_forward_hook(gather)
+    if style in SPLITTING_STYLES:
+        owner.register_forward_pre_hook(split)

@@ -1,0 +1,91 @@
+"""From a plan's config to the plan."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from cluster.demo import bundled
+from cluster.placement import GroupBundles, group_bundles, rank_resources, tensor_parallel_sizes
+from cluster.plan.advice import notes, problems
+from cluster.plan.config import PlanArgs, PlanConfig
+from cluster.plan.fleet import Fleet, Layout, Role, lay_out
+from cluster.plan.model_size import size_draft, size_model
+from cluster.plan.remedies import TargetSizes
+from cluster.topology import GIB, Node
+from workers.errors import ConfigError
+from workers.model import load_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What runs where, with which memory, and whether that fits."""
+
+    fleet: Fleet
+    layout: Layout
+    bundles: GroupBundles
+    """Of each target group."""
+    problems: tuple[str, ...]
+    """What does not fit; none if all does."""
+    notes: tuple[str, ...]
+
+
+def make_plan(config: PlanConfig) -> Plan:
+    """Size the models and place everything; raises ConfigError for what could never be served."""
+    args, nodes = config.args, config.all_nodes()
+
+    @cache
+    def resize(tp_size: int) -> Role:
+        return _target(args, nodes, tp_size)
+
+    target = resize(args.tensor_parallel_size)
+    draft = _draft(args, nodes)
+    fleet = Fleet(roles=(target, draft) if draft else (target,), nodes=nodes)
+    layout = lay_out(fleet)
+    allowed = tensor_parallel_sizes(load_config(bundled.resolve(args.target)))
+    return Plan(
+        fleet=fleet,
+        layout=layout,
+        bundles=group_bundles(
+            tp_size=args.tensor_parallel_size, resources=target.resources, nodes=nodes
+        ),
+        problems=tuple(problems(fleet, layout, TargetSizes(allowed=allowed, resize=resize))),
+        notes=tuple(notes(fleet, layout)),
+    )
+
+
+def _target(args: PlanArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
+    size = size_model(args.target, dtype=args.dtype, tp_size=tp_size)
+    asked = args.max_model_len
+    if asked is not None and asked > size.max_position:
+        raise ConfigError(
+            f"max_model_len is {asked}, but {args.target!r} has positions for {size.max_position} "
+            "tokens only; use at most that"
+        )
+    return Role(
+        name="target",
+        size=size,
+        num_groups=args.num_target_groups,
+        resources=rank_resources(args.device, nodes),
+        max_model_len=asked or size.max_position,
+        must_hold_sequence=asked is not None,
+        max_num_seqs=args.max_num_seqs,
+        block_size=args.block_size,
+        kv_cache_bytes=None if args.kv_cache_gib is None else round(args.kv_cache_gib * GIB),
+    )
+
+
+def _draft(args: PlanArgs, nodes: tuple[Node, ...]) -> Role | None:
+    if args.draft_model is None:
+        return None
+    resources = rank_resources(args.device, nodes)
+    size = size_draft(args.draft_model, dtype=args.dtype, on_gpu=resources.num_gpus > 0)
+    return Role(
+        name="draft",
+        size=size,
+        num_groups=args.num_draft_replicas,
+        resources=resources,
+        # a draft with the shorter context serves until it ends
+        max_model_len=min(args.max_model_len or size.max_position, size.max_position),
+        must_hold_sequence=args.max_model_len is not None,
+        max_num_seqs=args.max_num_seqs,
+        block_size=args.block_size,
+    )

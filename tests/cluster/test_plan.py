@@ -1,0 +1,568 @@
+"""`python -m cluster plan`: sizes against models that are really loaded, places, and sentences."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.distributed.tensor_parallel import (
+    ALL_PARALLEL_STYLES,
+    TensorParallelLayer,
+    apply_tensor_parallelism,
+)
+from transformers.initialization import no_tie_weights
+
+from cluster.__main__ import main
+from cluster.placement import LEAST_CPUS, RankResources
+from cluster.plan import model_size
+from cluster.plan.config import OTHER_OPTIONS, PlanArgs, PlanConfig, load_plan_config
+from cluster.plan.fleet import PROCESS_BYTES
+from cluster.plan.model_size import size_draft, size_model
+from cluster.plan.planning import Plan, make_plan
+from cluster.plan.tables import format_plan
+from cluster.topology import GIB
+from deployments import AppArgs
+from deployments.args import DrafterKind
+from tests.tiny_models import SUPPORTED, make_config, save_model
+from workers import attention
+from workers.drafters.model import load_draft_model
+from workers.errors import ConfigError
+from workers.model import load_model, observe_layers
+from workers.paged_model import CacheOptions, PagedModel
+
+WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode", "gpt_oss"}
+# Of few layers, which are quickly built.
+LLAMA_70B = {
+    "vocab_size": 128256,
+    "hidden_size": 24576,
+    "intermediate_size": 86016,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}
+LLAMA_1B = {
+    **LLAMA_70B,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+}
+EIGHT_H100 = {
+    "name": "h100",
+    "num_cpus": 96,
+    "memory_gib": 1000,
+    "num_gpus": 8,
+    "gpu_memory_gib": 80,
+}
+LAPTOP = {"name": "laptop", "num_cpus": 4, "memory_gib": 8}
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
+    model = load_model(save_model(tmp_path, family), dtype="bfloat16", device="cpu")
+    for weights in tmp_path.glob("*.safetensors"):
+        weights.unlink()  # config.json is enough
+    size = size_model(str(tmp_path), dtype="bfloat16")
+    assert size.weight_bytes == model.num_weight_bytes
+    assert size.slot_bytes == model.slot_bytes
+    assert size.max_position == model.max_position
+    assert size.dtype == "bfloat16"
+
+
+@pytest.fixture(scope="module")
+def fake_ranks() -> Iterator[int]:
+    """A process group of two whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield 2
+    dist.destroy_process_group()
+
+
+def sharded_by_transformers(family: str, tp_size: int) -> PreTrainedModel:
+    """As loading with a plan does it, without weights."""
+    attention.register()
+    with torch.device("meta"), no_tie_weights():
+        model = AutoModelForCausalLM.from_config(
+            make_config(family),
+            dtype=torch.bfloat16,
+            attn_implementation=attention.ATTENTION_NAME,
+        )
+    plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=tp_size, tp_plan="auto"))
+    mesh = init_device_mesh("cpu", (tp_size,), mesh_dim_names=("tp",))
+    return apply_tensor_parallelism(model, mesh, plan)
+
+
+@pytest.mark.parametrize("family", sorted({*SUPPORTED} - WITHOUT_TP_PLAN))
+def test_each_rank_holds_what_transformers_gives_it(
+    family: str, fake_ranks: int, tmp_path: Path
+) -> None:
+    make_config(family).save_pretrained(tmp_path)
+    size = size_model(str(tmp_path), dtype="bfloat16", tp_size=fake_ranks)
+    model = sharded_by_transformers(family, fake_ranks)
+    local = {
+        name: whole.to_local() if isinstance(whole, DTensor) else whole
+        for name, whole in model.named_parameters()
+    }
+    if model.config.tie_word_embeddings:  # once loaded, it is the embedding
+        del local["lm_head.weight"]
+    assert size.weight_bytes == sum(parameter.nbytes for parameter in local.values())
+    specs = observe_layers(family, model)
+    assert size.slot_bytes == sum(spec.slot_bytes(torch.bfloat16) for spec in specs)
+
+
+def test_every_way_of_transformers_to_share_is_known() -> None:
+    known = (
+        model_size.OUTPUT_STYLES
+        | model_size.INPUT_STYLES
+        | {*model_size.EMBEDDING_DIMS}
+        | model_size.WHOLE_STYLES
+    )
+    registered = {
+        name
+        for name, style in ALL_PARALLEL_STYLES.items()
+        if isinstance(style, TensorParallelLayer)
+    }
+    assert registered == known
+
+
+def test_a_way_to_share_that_is_not_known_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_config("llama").save_pretrained(tmp_path)
+    plan = {**LlamaConfig.base_model_tp_plan, "layers.*.mlp.up_proj": "by_magic"}
+    monkeypatch.setattr(LlamaConfig, "base_model_tp_plan", plan)
+    with pytest.raises(ConfigError, match="cannot be foreseen: by_magic"):
+        size_model(str(tmp_path), tp_size=2)
+
+
+def test_tied_embeddings_count_once(tmp_path: Path) -> None:
+    vocab_bytes = 97 * 32 * 4
+    sizes = []
+    for tied in (False, True):
+        make_config("llama", tie_word_embeddings=tied).save_pretrained(tmp_path)
+        sizes.append(size_model(str(tmp_path), dtype="float32").weight_bytes)
+    assert sizes[0] - sizes[1] == vocab_bytes
+
+
+def test_a_dtype_that_nobody_names_is_said(tmp_path: Path) -> None:
+    make_config("llama").save_pretrained(tmp_path)
+    size = size_model(str(tmp_path))
+    assert size.dtype == "float32"
+    assert "names no dtype" in size.remarks[0]
+    assert size_model(str(tmp_path), dtype="float16").remarks == ()
+
+
+def test_the_checkpoint_s_dtype_is_taken(tmp_path: Path) -> None:
+    make_config("llama", dtype="bfloat16").save_pretrained(tmp_path)
+    assert size_model(str(tmp_path)).dtype == "bfloat16"
+
+
+def test_weights_that_stay_quantized_are_said_to_take_less(tmp_path: Path) -> None:
+    quantized = make_config("llama", dtype="bfloat16")
+    quantized.quantization_config = {"quant_method": "fp8"}
+    quantized.save_pretrained(tmp_path)
+    assert "is quantized" in size_model(str(tmp_path)).remarks[0]
+
+
+def test_a_small_draft_runs_in_fp32_on_a_cpu(tmp_path: Path) -> None:
+    name = save_model(tmp_path, dtype="bfloat16")
+    loaded = load_draft_model(name, device="cpu")
+    size = size_draft(name, dtype="auto", on_gpu=False)
+    assert size.dtype == "float32"
+    assert (size.weight_bytes, size.slot_bytes) == (loaded.num_weight_bytes, loaded.slot_bytes)
+    assert size_draft(name, dtype="auto", on_gpu=True).dtype == "bfloat16"
+    assert size_draft(name, dtype="bfloat16", on_gpu=False).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("options", [{}, {"max_model_len": 100}, {"kv_cache_gib": 0.0001}])
+@pytest.mark.parametrize("free_bytes", [30_000, 90_000, GIB])
+def test_the_cache_has_as_many_blocks_as_a_worker_makes(
+    options: dict[str, float],
+    free_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = save_model(tmp_path)
+    memory = SimpleNamespace(available=free_bytes)
+    monkeypatch.setattr("workers.paged_model.psutil.virtual_memory", lambda: memory)
+    plan = make_plan_of({"target": name, "drafter": "none", "dtype": "float32", **options}, LAPTOP)
+    role = plan.fleet.target
+    cache_options = CacheOptions(**{**options, "block_size": 16})  # type: ignore[arg-type]
+    model = load_model(name, dtype="float32", device="cpu")
+    try:
+        num_blocks = PagedModel(model, cache_options).info.num_blocks
+    except ConfigError:  # of one sequence
+        assert role.cache_bytes(free_bytes) < role.least_cache_bytes
+    else:
+        assert role.num_blocks(free_bytes) == num_blocks
+
+
+# The file
+
+
+def write(folder: Path, content: object) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def make_plan_of(args: dict[str, object], *nodes: dict[str, object]) -> Plan:
+    return make_plan(PlanConfig.model_validate({"args": args, "nodes": list(nodes)}))
+
+
+def test_it_knows_the_options_of_the_app() -> None:
+    """If this fails, PlanArgs or OTHER_OPTIONS lacks an option of deployments/args.py."""
+    assert {*PlanArgs.model_fields, *OTHER_OPTIONS} == {*AppArgs.model_fields}
+
+
+def test_its_defaults_are_the_app_s() -> None:
+    ours, theirs = PlanArgs(), AppArgs()
+    for name in PlanArgs.model_fields:
+        assert str(getattr(ours, name)) == str(getattr(theirs, name)), name
+    assert ours.draft_model == theirs.draft_model
+    assert PlanArgs.model_fields["drafter"].annotation.__args__ == tuple(map(str, DrafterKind))
+
+
+def test_the_most_replicas_are_planned_for(tmp_path: Path) -> None:
+    args = {"num_draft_replicas": "1:3", "num_target_groups": "2", "gamma": 2, "http_port": 0}
+    config = load_plan_config(write(tmp_path, {"args": args, "nodes": [LAPTOP]}))
+    assert (config.args.num_draft_replicas, config.args.num_target_groups) == (3, 2)
+
+
+def test_nodes_of_a_kind_are_numbered(tmp_path: Path) -> None:
+    nodes = [{**EIGHT_H100, "count": 2}, LAPTOP]
+    config = load_plan_config(write(tmp_path, {"nodes": nodes}))
+    found = config.all_nodes()
+    assert [node.name for node in found] == ["h100-0", "h100-1", "laptop"]
+    assert found[0].kind == "h100"
+    assert found[0].gpu_memory_bytes == 80 * GIB
+    assert found[2].memory_bytes == 8 * GIB
+
+
+def test_a_config_file_of_serve_will_do(tmp_path: Path) -> None:
+    serve = yaml.safe_load((Path(__file__).parents[2] / "k8s" / "serve-demo.yaml").read_text())
+    serve["applications"][0]["args"]["num_draft_replicas"] = 2
+    config = load_plan_config(write(tmp_path, {**serve, "nodes": [LAPTOP]}))
+    assert config.args == PlanArgs(num_draft_replicas=2)
+
+
+def with_applications(*applications: object) -> dict[str, object]:
+    return {"applications": list(applications), "nodes": [LAPTOP]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"args": {"tensor_paralel_size": 2}, "nodes": [LAPTOP]},
+            "args: there is no option 'tensor_paralel_size'; did you mean 'tensor_parallel_size'?",
+        ),
+        (
+            {"nodes": [{**LAPTOP, "num_cpu": 2}]},
+            "nodes.0: there is no field 'num_cpu'; did you mean 'num_cpus'?",
+        ),
+        ({"arg": {}, "nodes": [LAPTOP]}, "there is no field 'arg'; did you mean 'args'?"),
+        ({"args": {"max_num_seqs": 0}, "nodes": [LAPTOP]}, "args.max_num_seqs: 0: Input should"),
+        ({"args": {"device": "gpu"}, "nodes": [LAPTOP]}, "args.device: 'gpu'"),
+        ({"args": {"device": "cuda"}, "nodes": [LAPTOP]}, "no node has num_gpus"),
+        (
+            {"args": {"num_draft_replicas": "3:1"}, "nodes": [LAPTOP]},
+            "args.num_draft_replicas: 3:1 has its maximum below its minimum",
+        ),
+        ({"args": {"num_draft_replicas": "few"}, "nodes": [LAPTOP]}, "'few' is neither"),
+        ({"args": {"target": "x/y"}, "nodes": [LAPTOP]}, "target=x/y needs a draft model"),
+        ({"args": [1], "nodes": [LAPTOP]}, "args: [1]: Input should be"),
+        ({"args": {}}, "it must have nodes"),
+        ({"nodes": [{"name": "a", "num_cpus": 2}]}, "nodes.0.memory_gib: is missing"),
+        (
+            {"nodes": [{**LAPTOP, "num_gpus": 1}]},
+            "laptop has GPUs: say how large each is, by gpu_memory_gib",
+        ),
+        ({"nodes": [LAPTOP, LAPTOP]}, "two kinds of nodes have one name"),
+        (with_applications({"import_path": "other:app"}), "0 of its applications have"),
+        (with_applications({}, {}), "2 of its applications have"),
+        (with_applications(3), "applications: must be a list"),
+        ({**with_applications({}), "args": {}}, "both args: and applications:"),
+        ("just text", "it must have args: and nodes:"),
+        ("args: {", "is no YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(
+    content: object, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, content)
+    assert main(["plan", str(path)]) == 2
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.message.startswith(str(path))
+    assert message in record.message
+    assert "\n" not in record.message
+
+
+def test_a_file_that_is_not_there_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["plan", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml cannot be read: No such file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"tensor_parallel_size": 3}, "has num_attention_heads=4, which 3 ranks cannot share"),
+        ({"max_model_len": 5000}, "max_model_len is 5000, but 'tandem-demo' has positions for"),
+        ({"target": "/no/such/folder", "drafter": "none"}, "there is no such folder"),
+    ],
+)
+def test_a_model_that_cannot_be_served_so_is_refused(
+    args: dict[str, object], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["plan", str(write(tmp_path, {"args": args, "nodes": [LAPTOP]}))]) == 2
+    assert message in caplog.text
+
+
+# What fits
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """A target of 70B parameters and a draft of 1B, of which there are config.json only."""
+    folder = tmp_path_factory.mktemp("llamas")
+    LlamaConfig(**LLAMA_70B).save_pretrained(folder / "70b")
+    LlamaConfig(**LLAMA_1B).save_pretrained(folder / "1b")
+    return {"target": str(folder / "70b"), "draft": str(folder / "1b")}
+
+
+def test_the_bundled_pair_fits_a_laptop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert main(["plan", str(write(tmp_path, {"nodes": [LAPTOP]}))]) == 0
+    assert "| 1 x target | tandem-demo in bfloat16 " in caplog.text
+    assert "| laptop | target 0, draft 0 |" in caplog.text
+    assert "All of it fits." in caplog.text
+
+
+def test_figures_of_a_large_model(llamas: dict[str, object]) -> None:
+    plan = make_plan_of({**llamas, "tensor_parallel_size": 4, "num_draft_replicas": 4}, EIGHT_H100)
+    assert plan.problems == ()
+    target, draft = plan.fleet.roles
+    hidden, kv, wide, vocab, layers = 24576, 8192, 86016, 128256, 8
+    shared = layers * (2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * wide)
+    norms = (2 * layers + 1) * hidden
+    assert target.size.weight_bytes == 2 * (norms + (shared + 2 * vocab * hidden) // 4)
+    assert target.size.slot_bytes == 2 * 2 * layers * kv // 4
+    assert draft.size.tp_size == 1
+    free = 80 * GIB - target.size.weight_bytes - PROCESS_BYTES
+    cache = plan.layout.caches["target 0"]
+    assert cache.num_blocks == int(free * 0.9) // (16 * target.size.slot_bytes)
+    assert plan.bundles.bundles == ({"CPU": LEAST_CPUS, "GPU": 1},) * 4
+    assert plan.bundles.strategy == "STRICT_PACK"
+    shown = format_plan(plan)
+    assert "| 1 x target of 4 ranks |" in shown
+    assert "target 0 (ranks 0-3), draft 0, draft 1, draft 2, draft 3 | 8 of 8" in shown
+
+
+def problem(args: dict[str, object], *nodes: dict[str, object]) -> str:
+    (sentence,) = make_plan_of(args, *nodes).problems
+    return sentence
+
+
+def test_weights_that_are_too_large_need_more_ranks(llamas: dict[str, object]) -> None:
+    assert problem({**llamas, "max_model_len": 8192}, EIGHT_H100) == (
+        "one rank of the target needs 130.2 GiB of weights and a GPU of h100 has 80.0 GiB; "
+        "tensor_parallel_size=2 would fit (65.1 GiB of weights, room for 106,000 tokens), and so "
+        "would GPUs of at least 133 GiB"
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"max_model_len": 8192},
+        {"max_model_len": 131072, "tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "kv_cache_gib": 20},
+        {"tensor_parallel_size": 4, "num_target_groups": 2, "num_draft_replicas": 4},
+        {"tensor_parallel_size": 4, "num_draft_replicas": 5},
+        {"tensor_parallel_size": 4, "device": "cpu"},
+    ],
+)
+def test_what_is_said_to_fit_does(args: dict[str, object], llamas: dict[str, object]) -> None:
+    args = {**llamas, **args}
+    remedies = problem(args, EIGHT_H100).split("; ")[1]
+    assert "would fit" in remedies
+    for option, value in re.findall(r"(\w+)=([\d.]+)", remedies):
+        assert make_plan_of({**args, option: value}, EIGHT_H100).problems == (), option
+    for number in re.findall(r"(\d+) more nodes? of h100", remedies):
+        more = {**EIGHT_H100, "count": 1 + int(number)}
+        assert make_plan_of(args, more).problems == ()
+        assert make_plan_of(args, {**more, "count": int(number)}).problems != ()
+    for gib in re.findall(r"GPUs of at least (\d+) GiB", remedies):
+        assert make_plan_of(args, {**EIGHT_H100, "gpu_memory_gib": int(gib)}).problems == ()
+        assert make_plan_of(args, {**EIGHT_H100, "gpu_memory_gib": int(gib) - 1}).problems != ()
+
+
+def test_more_ranks_may_need_more_nodes(llamas: dict[str, object]) -> None:
+    advice = problem(llamas, {**EIGHT_H100, "num_gpus": 1, "count": 2})
+    assert "; tensor_parallel_size=2 with 1 more node of h100 would fit, and so" in advice
+
+
+def test_a_cache_that_is_too_small_for_a_sequence(llamas: dict[str, object]) -> None:
+    args = {**llamas, "tensor_parallel_size": 2, "max_model_len": 131072}
+    assert problem(args, EIGHT_H100) == (
+        "one rank of the target needs 65.1 GiB of weights, which leaves 12.9 GiB of a GPU of h100 "
+        "(80.0 GiB) for its KV cache, and one sequence of max_model_len=131072 takes 16.0 GiB; "
+        "tensor_parallel_size=4 would fit (32.6 GiB of weights, room for 692,128 tokens), and so "
+        "would max_model_len=106000 or GPUs of at least 84 GiB"
+    )
+
+
+def test_a_cache_that_is_asked_too_large(llamas: dict[str, object]) -> None:
+    args = {**llamas, "tensor_parallel_size": 2, "kv_cache_gib": 20}
+    sentence = problem(args, EIGHT_H100)
+    assert "65.1 GiB of weights and 20.0 GiB for its KV cache (kv_cache_gib=20)" in sentence
+    assert "leaving out kv_cache_gib" in sentence
+
+
+def test_a_cache_that_is_asked_too_small(llamas: dict[str, object]) -> None:
+    args = {**llamas, "tensor_parallel_size": 4, "kv_cache_gib": 1, "max_model_len": 131072}
+    sentence = problem(args, EIGHT_H100)
+    assert sentence.startswith(
+        "a rank of the target is given kv_cache_gib=1, and one sequence of max_model_len=131072 "
+        "takes 8.0 GiB"
+    )
+    assert "; max_model_len=16384 would fit, and so would leaving out kv_cache_gib" in sentence
+
+
+def test_too_few_gpus(llamas: dict[str, object]) -> None:
+    args = {**llamas, "tensor_parallel_size": 4, "num_target_groups": 2, "num_draft_replicas": 4}
+    assert problem(args, EIGHT_H100) == (
+        "the node has 8 GPUs and the plan needs 12: 2 target groups of 4 ranks and 4 draft "
+        "replicas; 1 more node of h100 would fit, and so would num_target_groups=1 or "
+        "tensor_parallel_size=2"
+    )
+
+
+def test_gpus_that_are_too_far_apart(llamas: dict[str, object]) -> None:
+    args = {**llamas, "drafter": "none", "draft": None, "tensor_parallel_size": 4}
+    nodes = {**EIGHT_H100, "num_gpus": 6, "count": 2}
+    sentence = problem({**args, "num_target_groups": 3}, nodes)
+    assert re.search(r"target 2 finds no 4 GPUs with [\d.]+ GiB of memory on one node;", sentence)
+    assert "; 1 more node of h100 would fit, and so would num_target_groups=2" in sentence
+
+
+def test_main_memory_that_workers_share(tmp_path: Path) -> None:
+    name = save_model(tmp_path, dtype="float32", max_position_embeddings=262144)
+    args = {"target": name, "draft": name, "num_draft_replicas": 3, "max_num_seqs": 1024}
+    sentence = problem(args, LAPTOP)
+    assert "the workers on laptop would take " in sentence
+    assert "and it has 8.0 GiB of memory; " in sentence
+    assert make_plan_of({**args, "num_draft_replicas": 2}, LAPTOP).problems == ()
+
+
+def test_main_memory_that_is_too_small(llamas: dict[str, object]) -> None:
+    sentence = problem({**llamas, "drafter": "none", "draft": None}, LAPTOP)
+    assert sentence.startswith(
+        "one rank of the target needs 130.2 GiB of weights and a node of laptop has 8.0 GiB; "
+        "nodes of at least "
+    )
+
+
+def test_no_node_has_memory_left() -> None:
+    args = {"num_draft_replicas": 3, "kv_cache_gib": 0.1}
+    sentence = problem(args, {**LAPTOP, "memory_gib": 1.5})
+    assert re.search(r"draft \d finds no node with [\d.]+ MiB of memory left;", sentence)
+    assert (
+        make_plan_of({**args, "num_draft_replicas": 1}, {**LAPTOP, "memory_gib": 1.5}).problems
+        == ()
+    )
+
+
+def test_a_draft_can_be_too_large_as_well(llamas: dict[str, object]) -> None:
+    args = {"target": llamas["draft"], "draft": llamas["target"]}
+    assert problem(args, EIGHT_H100).startswith("one rank of the draft needs 130.2 GiB of weights")
+
+
+def test_status_1_says_that_something_does_not_fit(
+    llamas: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert main(["plan", str(write(tmp_path, {"args": llamas, "nodes": [EIGHT_H100]}))]) == 1
+    assert "Does not fit: one rank of the target needs" in caplog.text
+    assert "All of it fits" not in caplog.text
+
+
+# What is worth knowing
+
+
+def test_a_cache_for_fewer_sequences_than_run_is_said(llamas: dict[str, object]) -> None:
+    args = {**llamas, "drafter": "none", "draft": None, "tensor_parallel_size": 4}
+    plan = make_plan_of({**args, "max_model_len": 32768}, EIGHT_H100)
+    assert plan.problems == ()
+    (note,) = plan.notes
+    assert note.startswith(
+        "the KV cache of a target group holds 21 sequences of max_model_len=32768 (692,128 "
+        "tokens), less than max_num_seqs=64"
+    )
+    assert note.endswith("64 sequences fit up to 10,800 tokens each")
+    assert make_plan_of({**args, "max_model_len": 10800}, EIGHT_H100).notes == ()
+
+
+def test_a_context_that_the_cache_cuts_short_is_said(llamas: dict[str, object]) -> None:
+    args = {**llamas, "drafter": "none", "draft": None, "tensor_parallel_size": 2}
+    (note,) = make_plan_of(args, EIGHT_H100).notes
+    assert "holds 106,000 tokens, less than the 131,072 that the model allows" in note
+
+
+def test_a_group_over_several_nodes_is_said(llamas: dict[str, object]) -> None:
+    args = {**llamas, "drafter": "none", "draft": None, "tensor_parallel_size": 8}
+    plan = make_plan_of(args, {**EIGHT_H100, "num_gpus": 4, "count": 2})
+    assert plan.bundles.strategy == "PACK"
+    assert any(note.startswith("target 0 is spread over 2 nodes") for note in plan.notes)
+    assert "| h100-1 | target 0 (ranks 4-7) | 4 of 4 |" in format_plan(plan)
+
+
+def test_gpus_that_ray_cannot_tell_apart_are_said(llamas: dict[str, object]) -> None:
+    small = {**EIGHT_H100, "name": "l4", "gpu_memory_gib": 22}
+    args = {**llamas, "tensor_parallel_size": 4}
+    notes = make_plan_of(args, EIGHT_H100, small).notes
+    assert any(
+        note.startswith("the target fits the GPUs of h100, not those of l4") for note in notes
+    )
+
+
+def test_an_order_that_serve_does_not_promise_is_said(llamas: dict[str, object]) -> None:
+    args = {**llamas, "tensor_parallel_size": 4, "num_draft_replicas": 4}
+    nodes = {**EIGHT_H100, "num_gpus": 4, "count": 2}
+    plan = make_plan_of(args, nodes)
+    assert plan.problems == ()
+    assert any("before the draft replicas" in note for note in plan.notes)
+    notes = make_plan_of({**args, "num_draft_replicas": 1}, nodes).notes
+    assert not any("before the draft replicas" in note for note in notes)
+
+
+def test_workers_that_share_cores_are_said() -> None:
+    nodes = {**LAPTOP, "num_cpus": 2}
+    (note,) = make_plan_of({"num_draft_replicas": 2}, nodes).notes
+    assert note == "3 workers share the 2 cores of laptop, and slow each other down"
+    assert make_plan_of({}, nodes).notes == ()
+
+
+def test_on_cpus_the_main_memory_counts(llamas: dict[str, object]) -> None:
+    args = {**llamas, "tensor_parallel_size": 4, "device": "cpu", "max_num_seqs": 4}
+    plan = make_plan_of(args, EIGHT_H100)
+    assert plan.problems == ()
+    assert plan.fleet.target.resources == RankResources(num_cpus=LEAST_CPUS, num_gpus=0)
+    assert "| h100 | target 0 (ranks 0-3), draft 0 | 0 of 8 |" in format_plan(plan)
