@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from workers.errors import WorkerLostError
 from workers.paged_forward import StepPlan
 
 BACKENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -47,7 +48,7 @@ class TensorParallelGroup:
     def __init__(
         self, point: MeetingPoint, *, rank: int, device_type: str, store: Store | None = None
     ) -> None:
-        """Wait until all ranks are there; raises RuntimeError if they are not in time.
+        """Wait until all ranks are there; raises WorkerLostError if they are not in time.
 
         Args:
             store: of the meeting point, where it is in this process.
@@ -56,6 +57,7 @@ class TensorParallelGroup:
             store = TCPStore(
                 point.host, point.port, point.num_ranks, is_master=False, timeout=MEETING_TIMEOUT
             )
+        _meet(store, rank, point.num_ranks)
         dist.init_process_group(
             BACKENDS[device_type],
             store=store,
@@ -73,15 +75,37 @@ class TensorParallelGroup:
 
     def announce(self, plan: StepPlan) -> None:
         """Have the other ranks run it now."""
-        dist.broadcast_object_list([plan], src=0, device=torch.device("cpu"))
+        self._broadcast(plan)
+
+    def dismiss(self) -> None:
+        """Have the other ranks stop following."""
+        self._broadcast(None)
 
     def follow(self, run: Callable[[StepPlan], object]) -> None:
-        """Run what the first rank announces; raises RuntimeError when a rank is lost."""
-        while True:
-            plans: list[StepPlan] = [None]  # type: ignore[list-item]  # filled by the broadcast
-            dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))
-            run(plans[0])
+        """Run what the first rank says, until dismissed; raises RuntimeError when it is lost."""
+        while (plan := self._broadcast(None)) is not None:
+            run(plan)
+
+    def _broadcast(self, plan: StepPlan | None) -> StepPlan | None:
+        """What the first rank has given."""
+        plans = [plan]
+        dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))
+        return plans[0]
 
     def close(self) -> None:
         """Leave: the other ranks' collectives fail from now on."""
         dist.destroy_process_group()
+
+
+def _meet(store: Store, rank: int, num_ranks: int) -> None:
+    """Wait for all: the process group itself would wait for as long as it may be silent."""
+    names = [f"rank {number}" for number in range(num_ranks)]
+    store.set(names[rank], "is here")
+    try:
+        store.wait(names, MEETING_TIMEOUT)
+    except RuntimeError:
+        missing = [name for name in names if not store.check([name])]
+        raise WorkerLostError(
+            f"{', '.join(missing)} of {num_ranks} did not come within "
+            f"{MEETING_TIMEOUT.total_seconds():g} s"
+        ) from None

@@ -137,6 +137,9 @@ class AppArgs(BaseModel):
     """How long a target may be silent before its sequences move to another."""
     recovery_timeout_s: float = Field(default=60.0, gt=0)
     """How long a completion waits for some target to answer before it fails."""
+    drain_timeout_s: float = Field(default=120.0, ge=0)
+    """How long a router that is to stop waits for its completions; those that take longer are cut.
+    Targets and drafters need not wait: what runs there moves."""
     served_model_name: str | None = None
     """The model name that clients use; by default the target's."""
     http_host: str = "127.0.0.1"

@@ -47,7 +47,9 @@ def build(args: AppArgs) -> serve.Application:
             ray_actor_options=resources, **args.num_draft_replicas.serve_options()
         ).bind(args)
     application: serve.Application = router.options(
-        ray_actor_options={"num_cpus": 0}, **args.num_router_replicas.serve_options()
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=args.drain_timeout_s,
+        **args.num_router_replicas.serve_options(),
     ).bind(args, target, draft)
     return application
 

@@ -14,6 +14,7 @@ from deployments.worker_replica import WorkerReplica, WorkerStatus
 from workers.errors import WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
+LOSS_TIMEOUT_S = 5.0
 MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 
 
@@ -62,6 +63,8 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
         loss = asyncio.ensure_future(ranks.wait_for_loss())
         started = asyncio.ensure_future(starting)
         await asyncio.wait([loss, started], return_when=asyncio.FIRST_COMPLETED)
+        if started.done() and started.exception() is not None:
+            await asyncio.wait([loss], timeout=LOSS_TIMEOUT_S)  # it may be what made this one fail
         if loss.done():
             raise loss.result()
         await started

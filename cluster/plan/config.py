@@ -32,6 +32,7 @@ OTHER_OPTIONS = frozenset(
     {
         "compile",
         "draft_num_threads",
+        "drain_timeout_s",
         "draft_timeout_s",
         "gamma",
         "grpc_port",

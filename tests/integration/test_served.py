@@ -27,6 +27,9 @@ from tests.integration.conftest import (
 )
 from tests.tiny_models import save_model
 
+TOKEN_BYTES = 4096
+"""Of the bundled target's cache in fp32."""
+
 
 @pytest.fixture
 def served(deploy: Deploy) -> Served:
@@ -301,3 +304,15 @@ class TestOtherApps:
     ) -> None:
         served = deploy(drafter="none")
         assert await served_tokens(served, prompts[:8], concurrency=8) == sampled_tokens[:8]
+
+
+class TestSmallCache:
+    async def test_a_tenth_of_the_blocks_that_are_wanted_is_enough(
+        self, deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]
+    ) -> None:
+        """Sixteen streams of some 180 tokens each, in a cache for 352."""
+        served = deploy(max_model_len=352, kv_cache_gib=352 * TOKEN_BYTES / 1024**3)
+        tokens = await served_tokens(served, prompts[:16], concurrency=16)
+        assert tokens == sampled_tokens[:16]
+        status = await served.handle("TargetGroup").status.remote()
+        assert status.num_preemptions > 0

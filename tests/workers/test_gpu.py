@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
 from workers.attention import Chunk, LayerCache
@@ -37,6 +38,22 @@ def test_fp32_tokens_equal_the_cpus(family: str, sampling: SamplingParams, tmp_p
         assert generate(on_cuda, prompt, 40, sampling=sampling) == expected
         drafted = generate(on_cuda, prompt, 40, sampling=sampling, drafts=random_drafts(4))
         assert drafted == expected
+
+
+def test_the_first_rank_of_a_group_decodes_on_cuda(tmp_path: Path) -> None:
+    """A group of one: plans go over gloo, and the process group has NCCL beside it."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    name = save_model(tmp_path)
+    prompt = make_prompt(0, 20)
+    on_cpu = Target(load_model(name, dtype="float32", device="cpu"), CACHE)
+    expected = generate(on_cpu, prompt, 40, sampling=SAMPLED)
+    point, store = open_meeting_point("127.0.0.1", 1)
+    group = TensorParallelGroup(point, rank=0, device_type="cuda", store=store)
+    try:
+        target = Target(load_model(name, dtype="float32", device="cuda"), CACHE, ranks=group)
+        assert generate(target, prompt, 40, sampling=SAMPLED) == expected
+    finally:
+        group.close()
 
 
 def test_fused_kernel_is_used_and_equals_the_gather_path(

@@ -1,0 +1,88 @@
+"""Two processes with half a model each decode as one with all of it."""
+
+import multiprocessing
+from datetime import timedelta
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.placement import check_tensor_parallel
+from cluster.tensor_parallel import MeetingPoint, TensorParallelGroup, open_meeting_point
+from tests.tiny_models import SUPPORTED, save_model
+from tests.workers.decoding import GREEDY, SAMPLED, generate, make_prompt
+from workers.errors import ConfigError, UnsupportedModelError, WorkerLostError
+from workers.model import load_config, load_model
+from workers.paged_forward import PagedForward, Ranks
+from workers.paged_model import CacheOptions, size_cache
+from workers.target import Target
+
+CACHE = CacheOptions(block_size=4, max_num_seqs=2)
+TIMEOUT_S = 120.0
+
+Texts = dict[str, list[list[int]]]
+
+
+def decode(name: str, tp_size: int = 1, ranks: Ranks | None = None) -> list[list[int]]:
+    target = Target(load_model(name, dtype="float32", tp_size=tp_size), CACHE, ranks=ranks)
+    prompt = make_prompt(1, 20)
+    texts = [generate(target, prompt, 20, sampling=sampling) for sampling in (GREEDY, SAMPLED)]
+    target.release(["s"])
+    return texts
+
+
+def run_rank(rank: int, point: MeetingPoint, names: list[str], texts: "Queue[Texts]") -> None:
+    torch.set_num_threads(1)
+    group = TensorParallelGroup(point, rank=rank, device_type="cpu")
+    results: Texts = {}
+    for name in names:
+        if rank == 0:
+            results[name] = decode(name, tp_size=2, ranks=group)
+            group.dismiss()
+        else:
+            model = load_model(name, dtype="float32", tp_size=2)
+            _, num_blocks = size_cache(model, CACHE, group)
+            group.follow(
+                PagedForward(model, num_blocks=num_blocks, block_size=CACHE.block_size).run
+            )
+    if rank == 0:
+        texts.put(results)
+    group.close()
+
+
+def can_be_shared(name: str) -> bool:
+    try:
+        check_tensor_parallel(name, load_config(name), 2)
+    except (ConfigError, UnsupportedModelError):
+        return False
+    return True
+
+
+def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
+    """Every family that transformers has a plan for."""
+    saved = {family: save_model(tmp_path / family, family) for family in SUPPORTED}
+    names = [name for name in saved.values() if can_be_shared(name)]
+    assert len(names) >= 12
+    spawn = multiprocessing.get_context("spawn")
+    point, store = open_meeting_point("127.0.0.1", 2)
+    texts: Queue[Texts] = spawn.Queue()
+    processes = [
+        spawn.Process(target=run_rank, args=(rank, point, names, texts), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    shared = texts.get(timeout=TIMEOUT_S)
+    for process in processes:
+        process.join(timeout=TIMEOUT_S)
+    del store
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert shared == {name: decode(name) for name in names}
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.tensor_parallel.MEETING_TIMEOUT", timedelta(seconds=0.2))
+    point, store = open_meeting_point("127.0.0.1", 3)
+    with pytest.raises(WorkerLostError, match=r"rank 1, rank 2 of 3 did not come within 0.2 s"):
+        TensorParallelGroup(point, rank=0, device_type="cpu", store=store)
