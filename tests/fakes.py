@@ -120,6 +120,10 @@ class ScriptedDrafter:
 class RecordingObserver:
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
+        self.error: Exception | None = None
+        """What goes wrong with every record."""
 
     def observe_round(self, record: RoundRecord) -> None:
         self.records.append(record)
+        if self.error is not None:
+            raise self.error

@@ -229,11 +229,14 @@ class RoundLoop:
         self._speculation.foresee(sequences)
 
     def _digest(self) -> None:
-        """Learn from past rounds, and record them."""
+        """Learn from past rounds, and record them. No sequence may hang on that."""
         records, self._undigested = self._undigested, []
         for record in records:
-            self._speculation.observe(record)
-            self._observer.observe_round(record)
+            try:
+                self._speculation.observe(record)
+                self._observer.observe_round(record)
+            except Exception:  # a defect of ours
+                logger.exception("a round is not recorded")
 
     def _commit(
         self,
@@ -248,7 +251,7 @@ class RoundLoop:
             live.failing_since = None
             live.sequence.target.replica_id = reply.replica_id
             num_committed += commit(live.sequence, result)
-            if request.draft_tokens:
+            if result.num_tested:  # of drafts that there was no room for nothing is known
                 draft = speculated.drafts[request.seq_id]
                 outcomes.append(outcome(live.sequence, draft, result))
         return tuple(outcomes), num_committed

@@ -85,10 +85,27 @@ class TestExactness:
     ) -> None:
         cache = CacheOptions(block_size=4, max_num_seqs=1, max_model_len=104)
         drafts = model_drafts(models)
-        async with running_loop(models, drafts=drafts, cache=cache) as (loop, targets, _):
+        async with running_loop(models, drafts=drafts, cache=cache) as (loop, targets, observer):
             streams = await run_all(loop, all_params, concurrency=16)
             assert [stream.token_ids for stream in streams] == plain
             await wait_until(lambda: targets.num_used_blocks == 0)
+            # drafts that there was no room for were not tested, and say nothing
+            outcomes = [o for record in observer.records for o in record.outcomes]
+            assert min(o.num_tested for o in outcomes) > 0
+
+    async def test_rounds_that_cannot_be_recorded_are_committed(
+        self,
+        models: Models,
+        all_params: list[GenerationParams],
+        plain: list[list[int]],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, _, observer):
+            observer.error = ValueError("no such metric")
+            streams = await run_all(loop, all_params, concurrency=4)
+            assert [stream.token_ids for stream in streams] == plain
+        assert "no such metric" in caplog.text
 
 
 class TestDrafters:
