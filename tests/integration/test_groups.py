@@ -3,13 +3,11 @@
 import random
 from collections import Counter
 from functools import partial
-from typing import Any
-
-import pytest
 
 from cluster.bench.client import Endpoint, Load
 from cluster.chaos.run import ChaosOptions, run_chaos
 from cluster.chaos.victims import Victim, Victims
+from deployments.worker_replica import WorkerStatus
 from tests.integration.conftest import (
     APP,
     MODEL,
@@ -20,34 +18,40 @@ from tests.integration.conftest import (
     served_tokens,
 )
 
-TWO_RANKS = {"tensor_parallel_size": 2}
+CACHE_LEN = 352
+"""Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
+TOKEN_BYTES = 2048
+"""Of a rank's share of the bundled target's cache, in fp32."""
 ALL_TWICE = {
-    **TWO_RANKS,
+    "tensor_parallel_size": 2,
     "num_target_groups": 2,
     "num_router_replicas": 2,
+    "max_model_len": CACHE_LEN,
+    "kv_cache_gib": CACHE_LEN * TOKEN_BYTES / 1024**3,
     "recovery_timeout_s": 300,
 }
 
 
-@pytest.mark.parametrize("options", [TWO_RANKS, ALL_TWICE], ids=["one group", "all twice"])
 async def test_texts_are_those_of_one_rank(
-    options: dict[str, Any],
     deploy: Deploy,
     prompts: list[str],
     greedy_texts: list[str],
     sampled_tokens: list[list[int]],
 ) -> None:
-    served = deploy(**options)
+    """Sixteen streams, of which a group's blocks hold two."""
+    served = deploy(**ALL_TWICE)
     assert await served_texts(served, prompts[:16], concurrency=16) == greedy_texts[:16]
-    assert await served_tokens(served, prompts[:16], concurrency=16) == sampled_tokens[:16]
-    assert len(await num_steps_by_group(served)) == options.get("num_target_groups", 1)
+    assert await served_tokens(served, prompts[:16], concurrency=16) == sampled_tokens
+    groups = await statuses(served)
+    assert len(groups) == 2
+    assert all(group.num_steps and group.num_preemptions for group in groups)
 
 
-async def num_steps_by_group(served: Served) -> dict[str, int]:
-    """Of the groups that have done some."""
+async def statuses(served: Served) -> list[WorkerStatus]:
+    """Of all groups."""
     target_group = served.handle("TargetGroup")
-    statuses = [await target_group.status.remote() for _ in range(20)]  # each from any
-    return {status.replica_id: status.num_steps for status in statuses if status.num_steps}
+    answers = [await target_group.status.remote() for _ in range(20)]  # each from any
+    return list({status.replica_id: status for status in answers}.values())
 
 
 async def test_killed_processes_change_no_text(deploy: Deploy, prompts: list[str]) -> None:

@@ -27,9 +27,6 @@ from tests.integration.conftest import (
 )
 from tests.tiny_models import save_model
 
-TOKEN_BYTES = 4096
-"""Of the bundled target's cache in fp32."""
-
 
 @pytest.fixture
 def served(deploy: Deploy) -> Served:
@@ -44,8 +41,10 @@ class TestExactness:
         assert texts == greedy_texts
         assert len(set(texts)) > 40
 
-    @pytest.mark.parametrize("concurrency", [1, 16])
-    @pytest.mark.parametrize("gamma", [0, 1, 8, "dynamic", 4])
+    @pytest.mark.parametrize(
+        ("gamma", "concurrency"),
+        [(0, 16), (1, 16), (8, 16), ("dynamic", 1), ("dynamic", 16), (4, 1), (4, 16)],
+    )
     async def test_sampled_tokens_equal_the_target_alone(
         self,
         gamma: int | str,
@@ -58,12 +57,11 @@ class TestExactness:
         router = served.handle("Router")
         await router.take_statistics.remote()  # those of other tests
         tokens = await served_tokens(served, prompts[:16], concurrency=concurrency)
-        assert tokens == sampled_tokens[:16]
+        assert tokens == sampled_tokens
         statistics = await router.take_statistics.remote()
         assert (statistics.num_accepted > 0) == (gamma != 0)
 
-    @pytest.mark.parametrize("concurrency", [1, 16])
-    @pytest.mark.parametrize("gamma", [0, 1, 8, 4])
+    @pytest.mark.parametrize(("gamma", "concurrency"), [(0, 16), (1, 16), (8, 16), (4, 1), (4, 16)])
     async def test_a_drafter_killed_half_way_changes_nothing(
         self,
         gamma: int,
@@ -265,8 +263,7 @@ class TestLoad:
 class TestOtherApps:
     """Each takes the place of the one before, so these come last."""
 
-    @pytest.mark.parametrize("concurrency", [1, 16])
-    @pytest.mark.parametrize("gamma", [0, 1, 4, 8])
+    @pytest.mark.parametrize(("gamma", "concurrency"), [(0, 16), (1, 16), (8, 16), (4, 1), (4, 16)])
     async def test_a_random_drafter_changes_nothing(
         self,
         gamma: int,
@@ -304,15 +301,3 @@ class TestOtherApps:
     ) -> None:
         served = deploy(drafter="none")
         assert await served_tokens(served, prompts[:8], concurrency=8) == sampled_tokens[:8]
-
-
-class TestSmallCache:
-    async def test_a_tenth_of_the_blocks_that_are_wanted_is_enough(
-        self, deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]
-    ) -> None:
-        """Sixteen streams of some 180 tokens each, in a cache for 352."""
-        served = deploy(max_model_len=352, kv_cache_gib=352 * TOKEN_BYTES / 1024**3)
-        tokens = await served_tokens(served, prompts[:16], concurrency=16)
-        assert tokens == sampled_tokens[:16]
-        status = await served.handle("TargetGroup").status.remote()
-        assert status.num_preemptions > 0
