@@ -26,6 +26,8 @@ ALL_TWICE = {
     "tensor_parallel_size": 2,
     "num_target_groups": 2,
     "num_router_replicas": 2,
+    "num_draft_replicas": "2:3",
+    "compile": "off",  # it would compete with all of them
     "max_model_len": CACHE_LEN,
     "kv_cache_gib": CACHE_LEN * TOKEN_BYTES / 1024**3,
     "recovery_timeout_s": 300,
@@ -42,15 +44,16 @@ async def test_texts_are_those_of_one_rank(
     served = deploy(**ALL_TWICE)
     assert await served_texts(served, prompts[:16], concurrency=16) == greedy_texts[:16]
     assert await served_tokens(served, prompts[:16], concurrency=16) == sampled_tokens
-    groups = await statuses(served)
-    assert len(groups) == 2
+    groups, drafters = await statuses(served, "TargetGroup"), await statuses(served, "DraftPool")
+    assert len(groups) == len(drafters) == 2
     assert all(group.num_steps and group.num_preemptions for group in groups)
+    assert all(drafter.num_steps for drafter in drafters)
 
 
-async def statuses(served: Served) -> list[WorkerStatus]:
-    """Of all groups."""
-    target_group = served.handle("TargetGroup")
-    answers = [await target_group.status.remote() for _ in range(20)]  # each from any
+async def statuses(served: Served, deployment: str) -> list[WorkerStatus]:
+    """Of all replicas."""
+    handle = served.handle(deployment)
+    answers = [await handle.status.remote() for _ in range(20)]  # each from any
     return list({status.replica_id: status for status in answers}.values())
 
 
@@ -61,7 +64,7 @@ async def test_killed_processes_change_no_text(deploy: Deploy, prompts: list[str
         Endpoint(url=served.url, model=MODEL, is_ours=True),
         Load(prompts=prompts[:12], max_tokens=NUM_TOKENS, temperature=0.8),
         partial(Victims(APP).kill, rng=random.Random(0)),
-        ChaosOptions(num_requests=24, num_kills=4, mean_pause_s=2, concurrency=8),
+        ChaosOptions(num_requests=24, num_kills=4, mean_pause_s=1, concurrency=8),
     )
     assert (report.lost, report.wrong) == ([], [])
     assert report.kills == Counter(dict.fromkeys(Victim, 1))
