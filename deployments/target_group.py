@@ -29,10 +29,16 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
     """Verifies for all routers; see `Target.verify` for the contract."""
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
-        from deployments.target_model import load_target, num_target_threads, target_cache
+        from deployments.target_model import (
+            check_target,
+            load_target,
+            num_target_threads,
+            target_cache,
+        )
         from workers.model import resolve_device
         from workers.target import Target
 
+        check_target(args)
         self._ranks = OtherRanks(args) if args.tensor_parallel_size > 1 else None
         device_type = resolve_device(args.device).type
 

@@ -9,15 +9,19 @@ from workers.model import Model, load_config, load_model
 from workers.paged_model import CacheOptions
 
 
-def load_target(args: AppArgs) -> Model:
-    """This rank's shard of the target, or all of it.
+def check_target(args: AppArgs) -> None:
+    """Make sure that the ranks can share the target, before any of them is started.
 
-    Raises: as load_model, and ConfigError before it if the ranks cannot share the model.
+    Raises: as check_tensor_parallel and load_config.
     """
     name = bundled.resolve(args.target)
-    check_tensor_parallel(name, load_config(name), args.tensor_parallel_size)
+    check_tensor_parallel(args.target, load_config(name), args.tensor_parallel_size)
+
+
+def load_target(args: AppArgs) -> Model:
+    """This rank's shard of the target, or all of it; raises as load_model."""
     return load_model(
-        name,
+        bundled.resolve(args.target),
         dtype=args.dtype,
         device=args.device,
         tp_size=args.tensor_parallel_size,
