@@ -35,6 +35,7 @@ def load_operators() -> bool:
         return False
     torch.library.register_fake("tandem::paged_attention", _attention_shape)
     torch.library.register_fake("tandem::packed_linear", _linear_shape)
+    torch.library.register_fake("tandem::streamed_linear", _linear_shape)
     return True
 
 
@@ -60,5 +61,5 @@ def _attention_shape(query: Tensor, _keys: Tensor, values: Tensor, *_: object) -
     return query.new_empty(query.shape[0], query.shape[1], values.shape[2])
 
 
-def _linear_shape(inputs: Tensor, _handle: Tensor, _bias: object, out_features: int) -> Tensor:
+def _linear_shape(inputs: Tensor, _weight: Tensor, _bias: object, out_features: int) -> Tensor:
     return inputs.new_empty(*inputs.shape[:-1], out_features)

@@ -2,7 +2,8 @@
 
 In bf16 on a CPU, `torch.nn.functional.linear` rearranges the whole weight matrix in every call
 before it multiplies, which for few tokens costs as much as the product itself. Here that is done at
-load, in place of the original weights. The products are the same, bit for bit.
+load, in place of the original weights: for our own kernel where the CPU has its instructions, for
+oneDNN's elsewhere.
 """
 
 import weakref
@@ -16,8 +17,34 @@ from workers import native
 TYPICAL_NUM_TOKENS = 8
 
 
+class StreamedLinear(nn.Module):
+    """A linear layer for inference.  # [..., in_features] -> [..., out_features]
+
+    The operator of `csrc/streamed_linear.cpp`. A token's result is the same in any batch, bit for
+    bit, which neither oneDNN nor `torch.nn.functional.linear` promises.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        weight = torch.ops.tandem.stream_weight(linear.weight)
+        self.register_buffer("_weight", weight, persistent=False)
+        bias = None if linear.bias is None else linear.bias.float()
+        self.register_buffer("_bias", bias, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = torch.ops.tandem.streamed_linear(
+            inputs, self._weight, self._bias, self.out_features
+        )
+        return output
+
+
 class PackedLinear(nn.Module):
-    """A linear layer for inference.  # [..., in_features] -> [..., out_features]"""
+    """A linear layer for inference, by oneDNN.  # [..., in_features] -> [..., out_features]
+
+    The products are those of `torch.nn.functional.linear`, bit for bit.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -54,23 +81,33 @@ def pack_linears(module: nn.Module) -> int:
     Only plain `nn.Linear` layers: others may read their weights. Where this build of torch or this
     CPU has no such kernels, none.
     """
-    if not has_kernels():
-        return 0
     num_packed = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and _is_packable(child.weight):
-                setattr(parent, name, PackedLinear(child))
+            if type(child) is not nn.Linear:
+                continue
+            if (packed := _pack(child)) is not None:
+                setattr(parent, name, packed)
                 num_packed += 1
     return num_packed
 
 
-def _is_packable(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+def _pack(linear: nn.Linear) -> nn.Module | None:
+    """None where it is to stay as it is."""
+    if linear.weight.device.type != "cpu" or linear.weight.dtype != torch.bfloat16:
+        return None
+    if linear.in_features % 2 == 0 and has_streams():  # the kernel takes inputs in pairs
+        return StreamedLinear(linear)
+    return PackedLinear(linear) if has_kernels() else None
+
+
+def has_streams() -> bool:
+    """Whether this machine can have our own kernel, and gains by it."""
+    return native.load_operators() and bool(torch.ops.tandem.streams_linear())
 
 
 def has_kernels() -> bool:
-    """Whether this build of torch and this CPU can multiply by packed bf16 weights."""
+    """Whether this build of torch and this CPU can multiply by weights packed for oneDNN."""
     return bool(
         torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -1,15 +1,29 @@
 """Packed linear layers against the ones they replace."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
 
 from workers import packed_linear
-from workers.packed_linear import PackedLinear, pack_linears
+from workers.packed_linear import PackedLinear, StreamedLinear, pack_linears
 
 needs_kernels = pytest.mark.skipif(
     not packed_linear.has_kernels(), reason="no packed bf16 products on this CPU"
 )
+needs_streams = pytest.mark.skipif(
+    not packed_linear.has_streams(), reason="this CPU has no use for the streaming kernel"
+)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """So that what threads share is not all of one's."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @needs_kernels
@@ -23,6 +37,51 @@ def test_products_are_those_of_the_plain_layer(num_tokens: int, bias: bool) -> N
         torch.testing.assert_close(PackedLinear(linear)(inputs), linear(inputs))
 
 
+@needs_streams
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 8, 11, 12, 13, 17, 25, 64])
+@pytest.mark.parametrize(
+    ("in_features", "out_features"), [(96, 200), (2, 1), (1024, 16), (258, 1000), (14_000, 130)]
+)
+@pytest.mark.usefixtures("two_threads")
+def test_streamed_products_are_exact_but_for_their_rounding(
+    num_tokens: int, in_features: int, out_features: int
+) -> None:
+    """Every height of tiles, widths with a rest, and a weight too large to be fetched ahead."""
+    torch.manual_seed(0)
+    linear = nn.Linear(in_features, out_features, dtype=torch.bfloat16)
+    inputs = torch.randn(1, num_tokens, in_features, dtype=torch.bfloat16)
+    expected = nn.functional.linear(inputs.double(), linear.weight.double(), linear.bias.double())
+    with torch.inference_mode():
+        products = StreamedLinear(linear)(inputs)
+    assert products.dtype == torch.bfloat16
+    # half a unit in the last of bf16's eight places, and what fp32 sums lose
+    torch.testing.assert_close(products.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@needs_streams
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.usefixtures("two_threads")
+def test_a_streamed_row_is_the_same_in_any_batch(bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(512, 1000, bias=bias, dtype=torch.bfloat16)
+    inputs = torch.randn(150, 512, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        streamed = StreamedLinear(linear)
+        alone = torch.cat([streamed(row[None]) for row in inputs])
+        for num_rows in (2, 7, 8, 9, 13, 30, 150):
+            assert torch.equal(streamed(inputs[:num_rows]), alone[:num_rows])
+
+
+@needs_streams
+def test_no_rows_and_strided_rows() -> None:
+    linear = nn.Linear(64, 48, dtype=torch.bfloat16)
+    streamed = StreamedLinear(linear)
+    inputs = torch.randn(6, 128, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert streamed(inputs[:0, :64]).shape == (0, 48)
+        assert torch.equal(streamed(inputs[::2, 64:]), streamed(inputs[::2, 64:].contiguous()))
+
+
 @needs_kernels
 def test_only_plain_bf16_layers_are_packed() -> None:
     class Special(nn.Linear):
@@ -30,16 +89,23 @@ def test_only_plain_bf16_layers_are_packed() -> None:
 
     module = nn.Sequential(
         nn.Linear(8, 8, dtype=torch.bfloat16),
-        nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16), nn.Linear(8, 8)),
+        nn.Sequential(nn.Linear(7, 8, dtype=torch.bfloat16), nn.Linear(8, 8)),
         Special(8, 8, dtype=torch.bfloat16),
     )
     assert pack_linears(module) == 2
     kinds = [type(child) for child in module.modules() if not isinstance(child, nn.Sequential)]
-    assert kinds == [PackedLinear, PackedLinear, nn.Linear, Special]
+    first = StreamedLinear if packed_linear.has_streams() else PackedLinear
+    assert kinds == [first, PackedLinear, nn.Linear, Special]
 
 
 def test_nothing_is_packed_where_torch_lacks_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "has_kernels", lambda: False)
+    monkeypatch.setattr(packed_linear, "has_streams", lambda: False)
     module = nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16))
     assert pack_linears(module) == 0
     assert type(module[0]) is nn.Linear
+
+
+def test_without_the_operators_nothing_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear.native, "load_operators", lambda: False)
+    assert not packed_linear.has_streams()
