@@ -51,16 +51,13 @@ class Model:
     name: str
     module: PreTrainedModel
     layer_specs: tuple[LayerSpec, ...]
+    vocab_size: int
     max_position: int
     """The longest sequence the positions of the model allow."""
     device: torch.device
     dtype: torch.dtype
     num_weight_bytes: int
     """Of this rank, about."""
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.module.config.get_text_config().vocab_size)
 
     @property
     def slot_bytes(self) -> int:
@@ -185,6 +182,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
         name=name,
         module=module,
         layer_specs=observe_layers(name, module),
+        vocab_size=int(config.get_text_config().vocab_size),
         max_position=max_position_of(name, config),
         device=module.device,
         dtype=module.dtype,

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -20,7 +21,7 @@
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kChunk = 64;      // keys folded in at a time
+constexpr int kChunk = 32;      // keys folded in at a time
 constexpr float kHidden = -1e30f;  // the score of a key that a query does not see
 constexpr int kTasksPerThread = 2;
 constexpr int kTileQueries = 16;  // queries of one task, times the query heads per key head
@@ -198,15 +199,15 @@ struct Sequence {
   const int32_t* block_table;
 };
 
-// What a thread works on: per key head of a task, its queries, a chunk of keys and values as
-// floats, and the running softmax. Kept between calls.
+// What a thread works on: per key head of a task its queries and the running softmax, and one head's
+// chunk of keys and values as floats, which stays in the first-level cache. Kept between calls.
 struct Scratch {
   std::vector<float> queries, keys, values, outputs, maxima, sums;
 
   void grow(const Shape& shape, int num_heads, int num_rows) {
     grow(queries, num_heads * num_rows * padded(shape.key_dim));
-    grow(keys, num_heads * kChunk * padded(shape.key_dim));
-    grow(values, num_heads * kChunk * padded(shape.value_dim));
+    grow(keys, kChunk * padded(shape.key_dim));
+    grow(values, kChunk * padded(shape.value_dim));
     grow(outputs, num_heads * num_rows * padded(shape.value_dim));
     grow(maxima, num_heads * num_rows);
     grow(sums, num_heads * num_rows);
@@ -277,8 +278,12 @@ class Attention {
     start = start / kChunk * kChunk;  // chunks begin where they do for every query
     for (int64_t first_key = start; first_key < end; first_key += kChunk) {
       const int num_keys = static_cast<int>(std::min<int64_t>(kChunk, end - first_key));
-      load_chunk(first_key, num_keys);
-      for (int head = 0; head < task_.num_kv_heads; ++head) fold_chunk(head, first_key, num_keys);
+      const int num_next = static_cast<int>(std::clamp<int64_t>(end - first_key - kChunk, 0, kChunk));
+      find_rows(first_key, num_keys + num_next);
+      for (int head = 0; head < task_.num_kv_heads; ++head) {
+        load_chunk(head, num_keys, num_next);
+        fold_chunk(head, first_key, num_keys);
+      }
     }
     store_outputs();
   }
@@ -309,33 +314,48 @@ class Attention {
     }
   }
 
-  // In the order in which the cache lies in memory: all heads of a slot, slot by slot.
-  void load_chunk(int64_t first_key, int num_keys) {
+  // Where the cache has the keys from `first_key` on: rows of the task's first head.
+  void find_rows(int64_t first_key, int num_keys) {
     int64_t block = first_key / shape_.block_size, offset = first_key % shape_.block_size;
     for (int j = 0; j < num_keys; ++j) {
       const int64_t slot = int64_t{task_.sequence.block_table[block]} * shape_.block_size + offset;
-      const int64_t row = slot * shape_.num_kv_heads + task_.kv_head;
-      for (int head = 0; head < task_.num_kv_heads; ++head) {
-        convert_row(keys_ + (row + head) * shape_.key_dim, shape_.key_dim,
-                    &scratch_.keys[(head * kChunk + j) * key_dim_]);
-        convert_row(values_ + (row + head) * shape_.value_dim, shape_.value_dim,
-                    &scratch_.values[(head * kChunk + j) * value_dim_]);
-      }
+      rows_[j] = slot * shape_.num_kv_heads + task_.kv_head;
       if (++offset == shape_.block_size) ++block, offset = 0;
+    }
+  }
+
+  // One head's chunk as floats; what is treated next is on its way from memory meanwhile.
+  void load_chunk(int head, int num_keys, int num_next) {
+    const bool is_last_head = head + 1 == task_.num_kv_heads;
+    const int64_t* next_rows = rows_.data() + (is_last_head ? kChunk : 0);
+    const int next_head = is_last_head ? 0 : head + 1;
+    const int num_to_fetch = is_last_head ? num_next : num_keys;
+    for (int j = 0; j < num_keys; ++j) {
+      const int64_t row = rows_[j] + head;
+      convert_row(keys_ + row * shape_.key_dim, shape_.key_dim, &scratch_.keys[j * key_dim_]);
+      convert_row(values_ + row * shape_.value_dim, shape_.value_dim,
+                  &scratch_.values[j * value_dim_]);
+      if (j < num_to_fetch) {
+        const int64_t next = next_rows[j] + next_head;
+        prefetch(keys_ + next * shape_.key_dim, shape_.key_dim);
+        prefetch(values_ + next * shape_.value_dim, shape_.value_dim);
+      }
     }
     // whole vectors of keys are treated: those past the end are hidden, but must be finite
     const int num_past = whole(num_keys) - num_keys;
-    for (int head = 0; head < task_.num_kv_heads; ++head) {
-      const int past = head * kChunk + num_keys;
-      std::fill_n(scratch_.keys.begin() + past * key_dim_, num_past * key_dim_, 0.0f);
-      std::fill_n(scratch_.values.begin() + past * value_dim_, num_past * value_dim_, 0.0f);
-    }
+    std::fill_n(scratch_.keys.begin() + num_keys * key_dim_, num_past * key_dim_, 0.0f);
+    std::fill_n(scratch_.values.begin() + num_keys * value_dim_, num_past * value_dim_, 0.0f);
+  }
+
+  static void prefetch(const T* row, int dim) {
+    constexpr int kPerLine = 64 / sizeof(T);
+    for (int i = 0; i < dim; i += kPerLine) __builtin_prefetch(row + i, 0, 2);
   }
 
   void fold_chunk(int head, int64_t first_key, int num_keys) {
     const int num_padded = whole(num_keys);
-    const float* keys = &scratch_.keys[head * kChunk * key_dim_];
-    const float* values = &scratch_.values[head * kChunk * value_dim_];
+    const float* keys = scratch_.keys.data();
+    const float* values = scratch_.values.data();
     for (int row = 0; row < num_rows_; row += 2) {
       const int slot = head * row_stride_ + row;
       float scores[2 * kChunk], corrections[2];
@@ -378,6 +398,7 @@ class Attention {
   const int row_stride_;  // rows of a head, made even: they are treated in pairs
   const int key_dim_, value_dim_;
   const int64_t first_position_;
+  std::array<int64_t, 2 * kChunk> rows_;  // of a chunk and the next
 };
 
 // Splits key heads only as far as the threads ask for: together, a slot's heads lie in one piece.
