@@ -97,6 +97,12 @@ class LoadResult:
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.elapsed_s
 
+    @property
+    def later_token_s(self) -> float:
+        """Per token of a stream after its first, which the prompt takes its time for."""
+        num_later = self.num_tokens - len(self.durations_s)
+        return (sum(self.durations_s) - sum(self.time_to_first_s)) / max(1, num_later)
+
 
 async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> LoadResult:
     """Send all prompts, `concurrency` at a time; raises LoadError."""

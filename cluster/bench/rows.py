@@ -73,6 +73,8 @@ class Row:
     tokens_per_s: float
     speedup: float | None
     """Over gamma 0 in the same run, where that is measured."""
+    later_speedup: float | None
+    """Likewise, of a stream's tokens after the first: theory leaves prompts out too."""
     time_to_first_s: tuple[float, ...]
     """p50, p95"""
     chunk_gap_s: tuple[float, ...]
@@ -115,6 +117,7 @@ def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -
         setting=setting,
         tokens_per_s=speed,
         speedup=speed / _speed(plain) if plain else None,
+        later_speedup=_later_token_s(plain) / _later_token_s(samples) if plain else None,
         time_to_first_s=percentiles(first_s, (50, 95)),
         chunk_gap_s=percentiles(gaps_s, (50, 95, 99)),
         rounds=_rounds(samples, plain) if is_ours else None,
@@ -161,6 +164,10 @@ def _speed(samples: Sequence[Sample]) -> float:
     return median(sample.load.tokens_per_s for sample in samples)
 
 
+def _later_token_s(samples: Sequence[Sample]) -> float:
+    return median(sample.load.later_token_s for sample in samples)
+
+
 def _typical(samples: Sequence[Sample], name: str) -> float:
     return median(float(getattr(sample.statistics, name)) for sample in samples)
 
@@ -178,6 +185,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "mean gamma": _of_rounds(lambda rounds: rounds.mean_gamma, ".1f"),
     "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
     "speed-up": lambda row: number(row.speedup, ".2f"),
+    "after first tokens": lambda row: number(row.later_speedup, ".2f"),
     "theory": _of_rounds(lambda rounds: rounds.theory_speedup, ".2f"),
     "theory's gamma": _of_rounds(lambda rounds: rounds.theory_gamma, "d"),
     "alpha": _of_rounds(lambda rounds: rounds.alpha, ".3f"),

@@ -91,7 +91,7 @@ def size_model(name: str, *, dtype: str = "auto", tp_size: int = 1) -> ModelSize
 
 
 def size_draft(name: str, *, dtype: str, on_gpu: bool) -> ModelSize:
-    """As `load_draft_model` would load it: a small bf16 model runs in fp32 on a CPU."""
+    """As `load_draft_model` loads it at most: a small bf16 model runs in fp32 on some CPUs."""
     size = size_model(name, dtype=dtype)
     is_small = size.weight_bytes < SMALL_MODEL_BYTES
     if dtype == "auto" and is_small and size.dtype == "bfloat16" and not on_gpu:

@@ -140,7 +140,7 @@ def make_sample(tokens_per_s: float, **statistics: Any) -> Sample:
         elapsed_s=10.0,
         time_to_first_s=(0.1, 0.2, 0.3),
         chunk_gaps_s=(0.01,) * 99 + (1.0,),
-        durations_s=(1.0,),
+        durations_s=(1.1, 1.2, 1.3),
         texts=(),
     )
     zeros = dict.fromkeys(
@@ -168,6 +168,8 @@ def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
     }
     _, row = make_rows(samples)
     assert (row.tokens_per_s, row.speedup) == (25, 2.5)  # the median
+    # a second of each stream after its first token, of which there are three
+    assert row.later_speedup == pytest.approx((250 - 3) / (100 - 3))
     assert row.rounds is not None
     assert (row.rounds.alpha, row.rounds.mean_gamma, row.rounds.tau) == (0.8, 4, 1 + 240 / 100)
     # c = 0.05, b = 0.02, 2 h = 0.1

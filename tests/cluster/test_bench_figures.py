@@ -264,6 +264,7 @@ def make_row_of(
         setting=setting,
         tokens_per_s=tokens_per_s,
         speedup=None,
+        later_speedup=None,
         time_to_first_s=(),
         chunk_gap_s=(),
         rounds=None,
@@ -316,6 +317,6 @@ def test_a_server_that_is_not_ours_has_no_figures_of_rounds() -> None:
     assert cells["gamma"] == "as served"
     assert cells["first token ms p50 / p95"] == "200 / 290"
     assert {name for name, shown in cells.items() if shown == ""} == {
-        "mean gamma", "speed-up", "theory", "theory's gamma", "alpha", "tau", "draft ms",
-        "verify ms", "of which steps ms", "router ms", "outside steps ms",
+        "mean gamma", "speed-up", "after first tokens", "theory", "theory's gamma", "alpha", "tau",
+        "draft ms", "verify ms", "of which steps ms", "router ms", "outside steps ms",
     }  # fmt: skip

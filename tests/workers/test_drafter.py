@@ -3,12 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+import torch
 
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE, save_model
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
-from workers.drafters.model import ModelDrafter
+from workers.drafters import model as model_drafter
+from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -149,3 +152,12 @@ def test_wrong_assumptions_leave_nothing_behind(tiny_model: Callable[..., Model]
     for seq_id, tokens in (("as assumed", assumed), ("as committed", committed)):
         alone = propose(ModelDrafter(model, CACHE), seq_id, 0, tokens, 5)
         assert propose(drafter, seq_id, 0, tokens, 5) == alone
+
+
+def test_a_small_draft_stays_in_bf16_where_our_kernel_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = save_model(tmp_path, dtype="bfloat16")
+    for has_streams, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(model_drafter, "has_streams", lambda has=has_streams: has)
+        assert load_draft_model(name, device="cpu").dtype == dtype

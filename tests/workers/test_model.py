@@ -1,6 +1,6 @@
 """The paged, flattened forward against the model's own, and what cannot be served."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from workers.attention import Chunk
 from workers.cpu_kernel import CpuKernel
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.model import Model, load_model
+from workers.packed_linear import has_streams
 
 BLOCK_SIZE = 4
 SEQUENCE_LENS = (17, 9, 30)
@@ -21,7 +22,16 @@ BLOCK_TABLES = ([5, 1, 9, 30, 12], [2, 8, 3], [40, 41, 7, 6, 20, 21, 50, 51])
 STEPS = ((10, 0, 18), (3, 5, 1), (1, 1, 1), (3, 3, 10))
 
 
-def paged_logits(model: Model, sequences: list[list[int]]) -> list[torch.Tensor]:
+ONE_BY_ONE = tuple(
+    tuple(int(turn == index) for index in range(len(SEQUENCE_LENS)))
+    for turn, length in enumerate(SEQUENCE_LENS)
+    for _ in range(length)
+)
+
+
+def paged_logits(
+    model: Model, sequences: list[list[int]], steps: Sequence[Sequence[int]] = STEPS
+) -> list[torch.Tensor]:
     """Logits of every position, run in steps over a shared cache."""
     layers = model.make_cache(num_blocks=64, block_size=BLOCK_SIZE)
     for layer in layers:  # what was never written must not matter
@@ -29,7 +39,7 @@ def paged_logits(model: Model, sequences: list[list[int]]) -> list[torch.Tensor]
         layer.values.fill_(float("nan"))
     done = [0, 0, 0]
     logits: list[list[torch.Tensor]] = [[], [], []]
-    for step in STEPS:
+    for step in steps:
         order = [index for index in (2, 0, 1) if step[index]]
         chunks, tokens = [], []
         for index in order:
@@ -44,6 +54,23 @@ def paged_logits(model: Model, sequences: list[list[int]]) -> list[torch.Tensor]
             logits[index].append(row)
     assert done == list(SEQUENCE_LENS)
     return [torch.cat(pieces) for pieces in logits]
+
+
+@pytest.mark.skipif(not has_streams(), reason="needs bf16 products that do not know the batch")
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_bf16_logits_are_the_same_in_any_batch(
+    family: str, tiny_model: Callable[..., Model]
+) -> None:
+    """So that drafts, and who else is served, change no text even in bf16: bit for bit."""
+    model = load_model(tiny_model(family).name, dtype="bfloat16", device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    sequences = [
+        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in SEQUENCE_LENS
+    ]
+    together, alone = paged_logits(model, sequences), paged_logits(model, sequences, ONE_BY_ONE)
+    for of_batch, of_single_tokens in zip(together, alone, strict=True):
+        assert torch.equal(of_batch, of_single_tokens)
 
 
 @pytest.mark.parametrize("family", sorted(SUPPORTED))

@@ -9,6 +9,7 @@ import torch
 from workers.backlog import WorkItem
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
+from workers.packed_linear import has_streams
 from workers.paged_model import CacheOptions, Run
 from workers.sampling import SamplingRow, sample_with_confidence
 from workers.step_worker import StepWorker
@@ -45,14 +46,14 @@ class _Drafting:
 
 
 def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
-    """As load_model, but a small bf16 model on a CPU is run in fp32.
+    """As load_model, but a small bf16 model on a CPU without our kernel is run in fp32.
 
-    A bf16 product costs about 15 microseconds there, however small it is, an fp32 one 3; drafts may
-    differ a little, which no text shows.
+    A bf16 product costs oneDNN about 15 microseconds, however small it is, an fp32 one 3; drafts
+    may differ a little, which no text shows.
     """
     model = load_model(name, dtype=dtype, device=device)
-    is_small = model.num_weight_bytes < SMALL_MODEL_BYTES
-    if dtype == "auto" and is_small and (model.device.type, model.dtype) == ("cpu", torch.bfloat16):
+    is_small_bf16 = model.dtype == torch.bfloat16 and model.num_weight_bytes < SMALL_MODEL_BYTES
+    if dtype == "auto" and is_small_bf16 and model.device.type == "cpu" and not has_streams():
         return load_model(name, dtype="float32", device=device)
     return model
 
