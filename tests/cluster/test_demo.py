@@ -141,7 +141,7 @@ def test_training_runs_end_to_end(
 ) -> None:
     """Two steps of everything: files, report, progress bars. What they learn is not the point."""
     corpus = Corpus.load()
-    few = Corpus(training=corpus.training[:40], held_out=corpus.held_out[:3])
+    few = Corpus(training=corpus.training[:40], held_out=corpus.held_out[:1])
     monkeypatch.setattr("cluster.demo.pair.Corpus.load", lambda: few)
     monkeypatch.setattr("cluster.demo.pair.NUM_CONTINUATION_BATCHES", 1)
     monkeypatch.setattr("cluster.demo.pair.CONTINUATION_BATCH_SIZE", 2)

@@ -10,7 +10,8 @@ import signal
 import grpc
 import httpx
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.demo import bundled
 from deployments.api.tandem_pb2 import GenerateRequest
@@ -25,7 +26,7 @@ from tests.integration.conftest import (
     served_texts,
     served_tokens,
 )
-from tests.tiny_models import save_model
+from workers.model import load_config
 
 
 @pytest.fixture
@@ -274,8 +275,10 @@ class TestOtherApps:
         tmp_path_factory: pytest.TempPathFactory,
     ) -> None:
         folder = tmp_path_factory.getbasetemp() / "random-draft"
-        if not folder.exists():
-            save_model(folder, vocab_size=4096, max_position_embeddings=2048)
+        if not folder.exists():  # of the bundled draft's shape, which is compiled already
+            torch.manual_seed(0)
+            config = load_config(bundled.resolve(bundled.DRAFT_NAME))
+            AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
         served = deploy(draft=str(folder))
         await served.set_gamma(gamma)
         num_prompts = 4 if concurrency == 1 else 16

@@ -52,16 +52,17 @@ def test_there_is_something_to_check() -> None:
     assert SERVE_CONFIGS
 
 
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    versions = load(CRD)["spec"]["versions"]
+    (schema,) = [v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1"]
+    schema["properties"]["metadata"]["x-kubernetes-preserve-unknown-fields"] = True
+    return jsonschema.Draft202012Validator(strict(schema))
+
+
 @pytest.mark.skipif(not CRD.exists(), reason="the CRDs are not part of the project")
 @pytest.mark.parametrize("path", RAY_SERVICES, ids=lambda path: path.name)
 class TestAgainstTheCrd:
-    @pytest.fixture
-    def validator(self) -> jsonschema.Draft202012Validator:
-        versions = load(CRD)["spec"]["versions"]
-        (schema,) = [v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1"]
-        schema["properties"]["metadata"]["x-kubernetes-preserve-unknown-fields"] = True
-        return jsonschema.Draft202012Validator(strict(schema))
-
     def test_manifest_is_valid(
         self, path: Path, validator: jsonschema.Draft202012Validator
     ) -> None:

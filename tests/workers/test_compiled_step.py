@@ -34,7 +34,8 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def make_model(folder: Path, family: str = "llama", dtype: str = "float32") -> Model:
-    return load_model(save_model(folder, family), dtype=dtype, device="cpu")
+    name = save_model(folder, family, num_hidden_layers=2)
+    return load_model(name, dtype=dtype, device="cpu")
 
 
 @needs_compiler
