@@ -13,6 +13,7 @@ from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, ra
 from workers import compiled_step, machine_cache, native
 from workers.compiled_step import CompiledStep
 from workers.model import Model, load_model
+from workers.packed_linear import has_streams
 from workers.paged_model import CacheOptions
 from workers.target import Target
 
@@ -55,6 +56,21 @@ def test_logits_are_the_models_own(family: str, dtype: str, tmp_path: Path) -> N
         logits = step(compiled_step._make_inputs(model, BLOCK_SIZE, lens)).float()
         scale = float(expected.abs().max())
         torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * scale)
+
+
+@needs_compiler
+@pytest.mark.skipif(not has_streams(), reason="needs bf16 products that do not know the batch")
+def test_compiled_bf16_logits_are_the_same_in_any_batch(tmp_path: Path) -> None:
+    """A sequence's first token, alone and in steps of more tokens and sequences: bit for bit."""
+    model = make_model(tmp_path, "gemma2", "bfloat16")
+    step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
+    assert step is not None
+    first_rows = [
+        step(compiled_step._make_inputs(model, BLOCK_SIZE, lens))[0]
+        for lens in (((40, 1),), ((40, 7),), ((40, 3), (3, 1), (11, 2)), ((40, 1),) * 9)
+    ]
+    for row in first_rows[1:]:
+        assert torch.equal(row, first_rows[0])
 
 
 @needs_compiler

@@ -20,13 +20,19 @@ SEQUENCE_LENS = (17, 9, 30)
 BLOCK_TABLES = ([5, 1, 9, 30, 12], [2, 8, 3], [40, 41, 7, 6, 20, 21, 50, 51])
 # New tokens per sequence and step: prefills, a long and a short chunk together, single tokens.
 STEPS = ((10, 0, 18), (3, 5, 1), (1, 1, 1), (3, 3, 10))
-
-
 ONE_BY_ONE = tuple(
     tuple(int(turn == index) for index in range(len(SEQUENCE_LENS)))
     for turn, length in enumerate(SEQUENCE_LENS)
     for _ in range(length)
 )
+
+
+def random_sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+        for length in SEQUENCE_LENS
+    ]
 
 
 def paged_logits(
@@ -63,11 +69,7 @@ def test_bf16_logits_are_the_same_in_any_batch(
 ) -> None:
     """So that drafts, and who else is served, change no text even in bf16: bit for bit."""
     model = load_model(tiny_model(family).name, dtype="bfloat16", device="cpu")
-    generator = torch.Generator().manual_seed(1)
-    sequences = [
-        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
-        for length in SEQUENCE_LENS
-    ]
+    sequences = random_sequences()
     together, alone = paged_logits(model, sequences), paged_logits(model, sequences, ONE_BY_ONE)
     for of_batch, of_single_tokens in zip(together, alone, strict=True):
         assert torch.equal(of_batch, of_single_tokens)
@@ -81,11 +83,7 @@ def test_paged_forward_equals_the_models_own(
     if path == "gather":
         monkeypatch.setattr(CpuKernel, "find", lambda **_: None)
     model = tiny_model(family)
-    generator = torch.Generator().manual_seed(1)
-    sequences = [
-        torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
-        for length in SEQUENCE_LENS
-    ]
+    sequences = random_sequences()
     reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
     for sequence, paged in zip(sequences, paged_logits(model, sequences), strict=True):
         with torch.no_grad():

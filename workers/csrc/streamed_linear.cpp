@@ -1,4 +1,4 @@
-// A linear layer in bf16 for CPUs with AVX512-BF16, as fast as its weight can be read.
+// A linear layer in bf16 of few tokens, for CPUs with AVX512-BF16.
 //
 // A verification multiplies few tokens by all weights, so their way from memory is what it costs. They
 // are laid out in the order in which they are needed, and while the products of one group of outputs
@@ -29,7 +29,7 @@ using at::BFloat16;
 constexpr int64_t kWidth = 16;               // outputs of a block, the lanes of a register
 constexpr int64_t kLine = 2 * kWidth;        // numbers of a cache line: a pair of inputs for a block
 constexpr int64_t kLinesAhead = 16;          // fetched to the first-level cache
-constexpr int64_t kFetchedBytes = 384 << 10; // a larger group is not fetched to the second level
+constexpr int64_t kFetchedBytes = 384 << 10;  // a larger group is not fetched to the second level
 constexpr int64_t kWorkPerThread = 1 << 15;  // products, of one row
 constexpr int kMaxRows = 12;                 // of a tile
 constexpr int kMaxBlocks = 4;
