@@ -19,8 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 serve: install
 	$(VENV)/bin/serve run deployments:app $(ARGS)
 
+# Two processes: one runs the app, the other begins with everything else.
 test: install
-	$(PYTEST)
+	$(PYTEST) --numprocesses 2 --dist loadgroup
 
 # Runs where there is a CUDA device and neither Ray nor this environment:
 #   make test-gpu PYTEST="python3 -m pytest"

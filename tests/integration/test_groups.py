@@ -4,6 +4,8 @@ import random
 from collections import Counter
 from functools import partial
 
+import pytest
+
 from cluster.bench.client import Endpoint, Load
 from cluster.chaos.run import ChaosOptions, run_chaos
 from cluster.chaos.victims import Victim, Victims
@@ -17,6 +19,8 @@ from tests.integration.conftest import (
     served_texts,
     served_tokens,
 )
+
+pytestmark = pytest.mark.xdist_group("app")  # one Ray for all of them
 
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""

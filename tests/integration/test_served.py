@@ -28,6 +28,8 @@ from tests.integration.conftest import (
 )
 from workers.model import load_config
 
+pytestmark = pytest.mark.xdist_group("app")  # one Ray for all of them
+
 
 @pytest.fixture
 def served(deploy: Deploy) -> Served:
@@ -62,22 +64,16 @@ class TestExactness:
         statistics = await router.take_statistics.remote()
         assert (statistics.num_accepted > 0) == (gamma != 0)
 
-    @pytest.mark.parametrize(("gamma", "concurrency"), [(8, 16)])
     async def test_a_drafter_killed_half_way_changes_nothing(
-        self,
-        gamma: int,
-        concurrency: int,
-        served: Served,
-        prompts: list[str],
-        sampled_tokens: list[list[int]],
+        self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
     ) -> None:
-        num_prompts = 4 if concurrency == 1 else 16
+        num_prompts = 16
         router, pool = served.handle("Router"), served.handle("DraftPool")
-        await served.set_gamma(gamma)
+        await served.set_gamma(8)
         await router.take_statistics.remote()  # those of other tests
         before = await pool.status.remote()
         generation = asyncio.create_task(
-            served_tokens(served, prompts[:num_prompts], concurrency=concurrency)
+            served_tokens(served, prompts[:num_prompts], concurrency=num_prompts)
         )
         num_committed = num_accepted = 0
         while num_committed < num_prompts * NUM_TOKENS / 2:
@@ -88,7 +84,7 @@ class TestExactness:
         assert not generation.done()
         os.kill(before.pid, signal.SIGKILL)
         assert await generation == sampled_tokens[:num_prompts]
-        assert (num_accepted > 0) == (gamma > 0)  # it was at work until then
+        assert num_accepted  # it was at work until then
         async with asyncio.timeout(60):  # Serve brings another one up
             while (await pool.status.remote()).pid == before.pid:
                 await asyncio.sleep(0.1)
