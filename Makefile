@@ -21,7 +21,7 @@ serve: install
 
 # Two processes: one runs the app, the other begins with everything else.
 test: install
-	$(PYTEST) --numprocesses 2 --dist loadgroup
+	$(PYTEST) --numprocesses 2 --dist loadscope
 
 # Runs where there is a CUDA device and neither Ray nor this environment:
 #   make test-gpu PYTEST="python3 -m pytest"

@@ -4,8 +4,6 @@ import random
 from collections import Counter
 from functools import partial
 
-import pytest
-
 from cluster.bench.client import Endpoint, Load
 from cluster.chaos.run import ChaosOptions, run_chaos
 from cluster.chaos.victims import Victim, Victims
@@ -19,8 +17,6 @@ from tests.integration.conftest import (
     served_texts,
     served_tokens,
 )
-
-pytestmark = pytest.mark.xdist_group("app")  # one Ray for all of them
 
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
@@ -44,13 +40,14 @@ async def test_texts_are_those_of_one_rank(
     greedy_texts: list[str],
     sampled_tokens: list[list[int]],
 ) -> None:
-    """Six streams, of which a group's blocks hold two."""
+    """Eight streams, of which a group's blocks hold two."""
     served = deploy(**ALL_TWICE)
     assert await served_texts(served, prompts[:2], concurrency=2) == greedy_texts[:2]
-    assert await served_tokens(served, prompts[:6], concurrency=6) == sampled_tokens[:6]
+    assert await served_tokens(served, prompts[:8], concurrency=8) == sampled_tokens[:8]
     groups, drafters = await statuses(served, "TargetGroup"), await statuses(served, "DraftPool")
     assert len(groups) == len(drafters) == 2
-    assert all(group.num_steps and group.num_preemptions for group in groups)
+    assert all(group.num_steps for group in groups)
+    assert any(group.num_preemptions for group in groups)
     assert all(drafter.num_steps for drafter in drafters)
 
 

@@ -28,8 +28,6 @@ from tests.integration.conftest import (
 )
 from workers.model import load_config
 
-pytestmark = pytest.mark.xdist_group("app")  # one Ray for all of them
-
 
 @pytest.fixture
 def served(deploy: Deploy) -> Served:
