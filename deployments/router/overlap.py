@@ -11,8 +11,12 @@ from deployments.router.cost import CostCurve, DraftCost
 from deployments.router.gamma import ObservedRound
 
 TRY_EVERY = 32
-"""Rounds after which it is done the other way for a while, to see whether that is better."""
+"""Rounds after which it is done the other way for a while, to see whether that is better. Twice as
+many after each try that changes nothing, since tries cost what they show."""
+TRY_AT_LEAST_EVERY = 128
 TRY_ROUNDS = 4
+MARGIN = 0.02
+"""Of a round, what overlapping must save: less is noise."""
 RATE = 0.1
 """Of an error, the share that an average takes over."""
 LONGEST_PAUSE = 3.0
@@ -71,21 +75,28 @@ class MeasuredOverlap:
     """Without overlap, by tokens."""
     _slowdown_s: _Average = field(default_factory=_Average)
     _saving_s: _Average = field(default_factory=_Average)
+    _round_s: _Average = field(default_factory=_Average)
     _num_rounds: int = 0
+    """Since the last try."""
+    _try_every: int = TRY_EVERY
+    _did_pay: bool = False
+    """At the last try."""
 
     @property
     def pays(self) -> bool:
         """Whether an overlapped round is the shorter one, by what was measured so far."""
-        return self._saving_s.num_seen > 0 and self._saving_s.value > self._slowdown_s.value
+        least_s = self._slowdown_s.value + MARGIN * self._round_s.value
+        return self._saving_s.num_seen > 0 and self._saving_s.value > least_s
 
     def choose(self) -> bool:
-        is_trial = self._num_rounds % TRY_EVERY >= TRY_EVERY - TRY_ROUNDS
+        is_trial = self._num_rounds >= self._try_every - TRY_ROUNDS
         return self.pays != is_trial
 
     def observe(self, observed: ObservedRound) -> None:
         if observed.longest_draft == 0:
             return
-        self._num_rounds += 1
+        self._count_round()
+        self._round_s.observe(observed.draft_s + observed.verify_s)
         if not observed.is_after_overlap and observed.is_draft_typical:
             self._draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         elif observed.is_after_overlap and self._draft.is_known:
@@ -98,3 +109,12 @@ class MeasuredOverlap:
         elif self._verify.is_known:
             alone_s = self._verify(observed.num_tokens)
             self._slowdown_s.observe(min(observed.verify_s, LONGEST_PAUSE * alone_s) - alone_s)
+
+    def _count_round(self) -> None:
+        self._num_rounds += 1
+        if self._num_rounds == self._try_every:
+            is_as_before = self.pays == self._did_pay
+            self._try_every = (
+                min(2 * self._try_every, TRY_AT_LEAST_EVERY) if is_as_before else TRY_EVERY
+            )
+            self._num_rounds, self._did_pay = 0, self.pays

@@ -22,9 +22,15 @@ from workers.drafters.model import ModelDrafter
 from workers.types import SamplingParams
 
 
-def share_overlapped(*, slowdown: float, hit_rate: float, num_rounds: int = 600) -> float:
+def share_overlapped(
+    *,
+    slowdown: float,
+    hit_rate: float,
+    num_rounds: int = 600,
+    overlap: MeasuredOverlap | None = None,
+) -> float:
     """Of the later rounds on a machine where a verification takes 30 ms and drafting 5."""
-    overlap, rng = MeasuredOverlap(), random.Random(0)
+    overlap, rng = overlap or MeasuredOverlap(), random.Random(0)
     was_overlapped, num_overlapped = False, 0
     for index in range(num_rounds):
         is_overlapped = overlap.choose()
@@ -54,7 +60,15 @@ class TestPolicy:
         assert share_overlapped(slowdown=0.0, hit_rate=0.4) > 0.8
 
     def test_it_stays_off_where_cores_are_shared(self) -> None:
-        assert 0 < share_overlapped(slowdown=0.15, hit_rate=0.4) < 0.2
+        assert 0 < share_overlapped(slowdown=0.15, hit_rate=0.4) < 0.05
+
+    @pytest.mark.parametrize(("before", "after"), [(0.15, 0.0), (0.0, 0.15)])
+    def test_it_follows_a_machine_that_changes(self, before: float, after: float) -> None:
+        overlap = MeasuredOverlap()
+        share_overlapped(slowdown=before, hit_rate=0.4, overlap=overlap)
+        share = share_overlapped(slowdown=after, hit_rate=0.4, num_rounds=1200, overlap=overlap)
+        assert (share > 0.8) == (after == 0.0)
+        assert (share < 0.1) == (after > 0.0)
 
     def test_it_stays_off_where_it_never_hits(self) -> None:
         assert share_overlapped(slowdown=0.03, hit_rate=0.0) < 0.2
