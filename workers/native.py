@@ -19,6 +19,7 @@ from workers import machine_cache
 logger = logging.getLogger(__name__)
 
 SOURCES = tuple(sorted((Path(__file__).parent / "csrc").glob("*.cpp")))
+HEADERS = tuple(sorted((Path(__file__).parent / "csrc").glob("*.h")))
 COMPILERS = ("c++", "g++")
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC")
 
@@ -27,7 +28,7 @@ FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC")
 def load_operators() -> bool:
     """Have `torch.ops.tandem`, compiled if need be; whether it is there."""
     try:
-        sources = [source.read_text() for source in SOURCES]
+        sources = [source.read_text() for source in (*SOURCES, *HEADERS)]
         library = machine_cache.get_or_build("operators", ".so", (*sources, *FLAGS), _compile)
         torch.ops.load_library(str(library))
     except (OSError, RuntimeError) as error:

@@ -98,7 +98,11 @@ def test_each_sequence_gets_its_own_k_as_if_alone(tiny_model: Callable[..., Mode
     assert [len(result.draft_tokens) for result in results] == ks
     for prompt, k, result in zip(prompts, ks, results, strict=True):
         alone = propose(ModelDrafter(model, CACHE), "s", 0, prompt, k, SAMPLED)
-        assert result == dataclasses.replace(alone, seq_id=result.seq_id)
+        # products of other batches differ in their last bits, and so does what is rounded of them
+        assert result.confidences == pytest.approx(alone.confidences, abs=2e-5)
+        assert result == dataclasses.replace(
+            alone, seq_id=result.seq_id, confidences=result.confidences
+        )
 
 
 def test_missing_tokens_are_asked_for(tiny_model: Callable[..., Model]) -> None:

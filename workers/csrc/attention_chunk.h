@@ -1,0 +1,383 @@
+// A chunk of one head's keys and values, as a thread works on it: copied from the cache once for all
+// queries that see it, into a form that the processor multiplies fast, which stays in the first-level
+// cache. Rows are queries of one query head; what comes of a row does not depend on the others.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "vectors.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define TANDEM_PAIRS 1
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+
+constexpr int kChunk = 32;  // keys
+
+// Where the cache has one head's keys and values: slot rows[j] + head, for the chunk and the next.
+struct Rows {
+  const int64_t* rows;
+  int64_t head;
+  int count;
+
+  int64_t operator[](int j) const { return rows[j] + head; }
+};
+
+template <typename T>
+struct Cache {
+  const T* keys;
+  const T* values;
+  int key_dim, value_dim;
+
+  const T* key(int64_t row) const { return keys + row * key_dim; }
+  const T* value(int64_t row) const { return values + row * value_dim; }
+
+  void prefetch(int64_t row) const {
+    prefetch(key(row), key_dim);
+    prefetch(value(row), value_dim);
+  }
+
+ private:
+  static void prefetch(const T* row, int dim) {
+    constexpr int kPerLine = 64 / sizeof(T);
+    for (int i = 0; i < dim; i += kPerLine) __builtin_prefetch(row + i, 0, 2);
+  }
+};
+
+inline int whole(int number, int of) { return (number + of - 1) / of * of; }
+
+// In fp32.
+template <typename T>
+class FloatChunk {
+ public:
+  using Number = float;  // of a query
+  static constexpr int kMostRows = 2;  // treated together, they share what is loaded
+
+  // Numbers of a row in a buffer: whole vectors, of a number that has its own code.
+  static int padded(int dim) {
+    const int num_vectors = (dim + kLanes - 1) / kLanes;
+    return (num_vectors <= 8 ? num_vectors : 16) * kLanes;
+  }
+  static int query_size(int key_dim) { return padded(key_dim); }
+  static int output_size(int value_dim) { return padded(value_dim); }
+
+  static void load_query(const T* source, int dim, float* target) {
+    convert_row(source, dim, target);
+  }
+
+  void start(const Cache<T>& cache, float scale) {
+    cache_ = cache;
+    scale_ = scale;
+    key_size_ = padded(cache.key_dim);
+    value_size_ = padded(cache.value_dim);
+    keys_.resize(std::max<size_t>(keys_.size(), kChunk * key_size_));
+    values_.resize(std::max<size_t>(values_.size(), kChunk * value_size_));
+  }
+
+  // What is treated next is on its way from memory meanwhile.
+  void load(Rows rows, Rows next) {
+    for (int j = 0; j < rows.count; ++j) {
+      convert_row(cache_.key(rows[j]), cache_.key_dim, &keys_[j * key_size_]);
+      convert_row(cache_.value(rows[j]), cache_.value_dim, &values_[j * value_size_]);
+      if (j < next.count) cache_.prefetch(next[j]);
+    }
+    // whole vectors of keys are treated: those past the end are hidden, but must be finite
+    num_keys_ = whole(rows.count, kLanes);
+    const int num_past = num_keys_ - rows.count;
+    std::fill_n(keys_.begin() + rows.count * key_size_, num_past * key_size_, 0.0f);
+    std::fill_n(values_.begin() + rows.count * value_size_, num_past * value_size_, 0.0f);
+  }
+
+  // scores[row][j] = scale * queries[row] . keys[j]
+  template <int kRows>
+  void score(const float* queries, float* scores) const {
+    static_assert(kRows == 2);
+    const int num_vectors = key_size_ / kLanes;
+    (num_vectors <= 8 ? kScorePairs[num_vectors - 1] : score_pair<16>)(
+        queries, keys_.data(), num_keys_, scale_, scores);
+  }
+
+  // outputs[row] = outputs[row] * corrections[row] + weights[row] . values
+  template <int kRows>
+  void add(const float* weights, const float* corrections, float* outputs) const {
+    static_assert(kRows == 2);
+    const int num_vectors = value_size_ / kLanes;
+    (num_vectors <= 8 ? kAddPairs[num_vectors - 1] : add_pair<16>)(
+        weights, values_.data(), num_keys_, corrections, outputs);
+  }
+
+ private:
+  // A row of the cache as floats, padded with zeros to whole vectors.
+  static void convert_row(const T* source, int dim, float* target) {
+    int i = 0;
+    for (; i + kLanes <= dim; i += kLanes) store(target + i, tandem::load(source + i));
+    for (; i < dim; ++i) target[i] = static_cast<float>(source[i]);
+    std::fill(target + dim, target + padded(dim), 0.0f);
+  }
+
+  template <int kVectors>
+  static void score_pair(const float* queries, const float* keys, int num_keys, float scale,
+                         float* scores) {
+    constexpr int kDim = kVectors * kLanes;
+    for (int first = 0; first < num_keys; first += kLanes) {
+      Floats products[2][kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        const float* key = keys + (first + j) * kDim;
+        Floats sums[2] = {};
+        for (int i = 0; i < kVectors; ++i) {
+          const Floats part = tandem::load(key + i * kLanes);
+          sums[0] += tandem::load(queries + i * kLanes) * part;
+          sums[1] += tandem::load(queries + kDim + i * kLanes) * part;
+        }
+        products[0][j] = sums[0];
+        products[1][j] = sums[1];
+      }
+      store(scores + first, sum_rows(products[0]) * scale);
+      store(scores + kChunk + first, sum_rows(products[1]) * scale);
+    }
+  }
+
+  template <int kVectors>
+  static void add_pair(const float* weights, const float* values, int num_keys,
+                       const float* corrections, float* outputs) {
+    constexpr int kDim = kVectors * kLanes;
+    constexpr int kStep = std::min(kVectors, 8);  // accumulators that fit the registers
+    for (int part = 0; part < kVectors; part += kStep) {
+      Floats sums[2][kStep];
+      for (int i = 0; i < kStep; ++i) {
+        sums[0][i] = tandem::load(outputs + (part + i) * kLanes) * corrections[0];
+        sums[1][i] = tandem::load(outputs + kDim + (part + i) * kLanes) * corrections[1];
+      }
+      for (int j = 0; j < num_keys; ++j) {
+        for (int i = 0; i < kStep; ++i) {
+          const Floats value = tandem::load(values + j * kDim + (part + i) * kLanes);
+          sums[0][i] += value * weights[j];
+          sums[1][i] += value * weights[kChunk + j];
+        }
+      }
+      for (int i = 0; i < kStep; ++i) {
+        store(outputs + (part + i) * kLanes, sums[0][i]);
+        store(outputs + kDim + (part + i) * kLanes, sums[1][i]);
+      }
+    }
+  }
+
+  // By the number of vectors in a row; `padded` allows no others.
+  static constexpr decltype(&score_pair<1>) kScorePairs[] = {
+      score_pair<1>, score_pair<2>, score_pair<3>, score_pair<4>,
+      score_pair<5>, score_pair<6>, score_pair<7>, score_pair<8>};
+  static constexpr decltype(&add_pair<1>) kAddPairs[] = {
+      add_pair<1>, add_pair<2>, add_pair<3>, add_pair<4>,
+      add_pair<5>, add_pair<6>, add_pair<7>, add_pair<8>};
+
+  Cache<T> cache_;
+  float scale_;
+  int num_keys_, key_size_, value_size_;
+  std::vector<float> keys_, values_;  // [kChunk, size]
+};
+
+#ifdef TANDEM_PAIRS
+
+// In bf16, two numbers of a row multiplied at a time and added in fp32: keys lie across, so that one
+// register holds the same two numbers of sixteen keys, and values as pairs of keys. Weights are
+// rounded to bf16.
+class PairChunk {
+ public:
+  using Number = uint32_t;  // two of a query
+  static constexpr int kMostRows = 4;
+
+  static int query_size(int key_dim) { return whole((key_dim + 1) / 2, kLanes); }
+  static int output_size(int value_dim) { return whole(value_dim, kPart * kLanes); }
+
+  static void load_query(const c10::BFloat16* source, int dim, uint32_t* target) {
+    for (int pair = 0; pair < query_size(dim); pair += kLanes) {
+      _mm512_storeu_si512(target + pair, load_pairs(source, 2 * pair, dim));
+    }
+  }
+
+  void start(const Cache<c10::BFloat16>& cache, float scale) {
+    cache_ = cache;
+    scale_ = scale;
+    num_pairs_ = query_size(cache.key_dim);
+    value_size_ = output_size(cache.value_dim);
+    keys_.resize(std::max<size_t>(keys_.size(), num_pairs_ * kChunk));
+    values_.resize(std::max<size_t>(values_.size(), kChunk / 2 * value_size_));
+  }
+
+  void load(Rows rows, Rows next) {
+    num_groups_ = whole(rows.count, kLanes) / kLanes;
+    for (int group = 0; group < num_groups_; ++group) load_keys(rows, next, group * kLanes);
+    load_values(rows, next);
+  }
+
+  template <int kRows>
+  void score(const uint32_t* queries, float* scores) const {
+    num_groups_ == 1 ? score_groups<kRows, 1>(queries, scores)
+                     : score_groups<kRows, 2>(queries, scores);
+  }
+
+  template <int kRows>
+  void add(const float* weights, const float* corrections, float* outputs) const {
+    uint32_t pairs[kRows][kChunk / 2];
+    for (int row = 0; row < kRows; ++row) {
+      for (int first = 0; first < num_groups_ * kLanes; first += kLanes) {
+        const __m512 of_row = _mm512_loadu_ps(weights + row * kChunk + first);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs[row] + first / 2),
+                            (__m256i)_mm512_cvtneps_pbh(of_row));
+      }
+    }
+    for (int part = 0; part < value_size_; part += kPart * kLanes) {
+      __m512 sums[kRows][kPart];
+      for (int row = 0; row < kRows; ++row) {
+        for (int i = 0; i < kPart; ++i) {
+          const float* output = outputs + row * value_size_ + part + i * kLanes;
+          sums[row][i] = _mm512_mul_ps(_mm512_loadu_ps(output), _mm512_set1_ps(corrections[row]));
+        }
+      }
+      for (int j = 0; j < num_groups_ * kLanes / 2; ++j) {
+        const uint32_t* value = values_.data() + j * value_size_ + part;
+        for (int row = 0; row < kRows; ++row) {
+          const auto weight = (__m512bh)_mm512_set1_epi32(static_cast<int>(pairs[row][j]));
+          for (int i = 0; i < kPart; ++i) {
+            const auto of_keys = (__m512bh)_mm512_loadu_si512(value + i * kLanes);
+            sums[row][i] = _mm512_dpbf16_ps(sums[row][i], of_keys, weight);
+          }
+        }
+      }
+      for (int row = 0; row < kRows; ++row) {
+        for (int i = 0; i < kPart; ++i) {
+          _mm512_storeu_ps(outputs + row * value_size_ + part + i * kLanes, sums[row][i]);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kPart = 4;  // vectors of an output that are in registers at a time
+
+  // Numbers of a row from `first` on, zeros after its end: 32 of them, or 16 in the lower halves.
+  static __m512i load_pairs(const c10::BFloat16* row, int first, int dim) {
+    const int num_left = std::clamp(dim - first, 0, 2 * kLanes);
+    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << num_left) - 1),
+                                    row + first);
+  }
+  static __m512i load_halves(const c10::BFloat16* row, int first, int dim) {
+    const int num_left = std::clamp(dim - first, 0, kLanes);
+    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
+        static_cast<__mmask16>((uint32_t{1} << num_left) - 1), row + first));
+  }
+
+  void load_keys(Rows rows, Rows next, int first) {
+    const int dim = cache_.key_dim;
+    for (int pair = 0; pair < num_pairs_; pair += kLanes) {
+      __m512i of_keys[kLanes];
+      for (int j = 0; j < kLanes; ++j) {
+        const bool is_key = first + j < rows.count;
+        of_keys[j] = load_pairs(cache_.key(rows[is_key ? first + j : 0]), 2 * pair, is_key ? dim : 0);
+        if (first + j < next.count) __builtin_prefetch(cache_.key(next[first + j]) + 2 * pair, 0, 2);
+      }
+      transpose(of_keys);
+      for (int i = 0; i < kLanes; ++i) {
+        _mm512_storeu_si512(&keys_[(pair + i) * kChunk + first], of_keys[i]);
+      }
+    }
+  }
+
+  // Lane j of rows[i] becomes lane i of rows[j].
+  static void transpose(__m512i* rows) {
+    __m512i twos[kLanes], fours[kLanes];
+    for (int i = 0; i < kLanes; i += 2) {  // two rows' words side by side
+      twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+      twos[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < kLanes; i += 4) {  // fours[i + k]: word k of each quarter, of four rows
+      fours[i] = _mm512_unpacklo_epi64(twos[i], twos[i + 2]);
+      fours[i + 1] = _mm512_unpackhi_epi64(twos[i], twos[i + 2]);
+      fours[i + 2] = _mm512_unpacklo_epi64(twos[i + 1], twos[i + 3]);
+      fours[i + 3] = _mm512_unpackhi_epi64(twos[i + 1], twos[i + 3]);
+    }
+    for (int k = 0; k < 4; ++k) {  // then the quarters: a 4 x 4 transposition of them
+      const __m512i low = _mm512_shuffle_i32x4(fours[k], fours[k + 4], 0x88);
+      const __m512i high = _mm512_shuffle_i32x4(fours[k + 8], fours[k + 12], 0x88);
+      const __m512i odd_low = _mm512_shuffle_i32x4(fours[k], fours[k + 4], 0xdd);
+      const __m512i odd_high = _mm512_shuffle_i32x4(fours[k + 8], fours[k + 12], 0xdd);
+      rows[k] = _mm512_shuffle_i32x4(low, high, 0x88);
+      rows[k + 8] = _mm512_shuffle_i32x4(low, high, 0xdd);
+      rows[k + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+      rows[k + 12] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+  }
+
+  void load_values(Rows rows, Rows next) {
+    const int size = value_size_, dim = cache_.value_dim;
+    for (int j = 0; j < num_groups_ * kLanes; j += 2) {
+      uint32_t* target = values_.data() + j / 2 * size;
+      const bool is_even = j < rows.count, is_odd = j + 1 < rows.count;
+      const c10::BFloat16* even = cache_.value(rows[is_even ? j : 0]);
+      const c10::BFloat16* odd = cache_.value(rows[is_odd ? j + 1 : 0]);
+      for (int i = 0; i < size; i += kLanes) {
+        if (j + i / kLanes % 2 < next.count) {  // by turns, as a line holds two vectors' numbers
+          __builtin_prefetch(cache_.value(next[j + i / kLanes % 2]) + i, 0, 2);
+        }
+        const __m512i lower = load_halves(even, i, is_even ? dim : 0);
+        const __m512i upper = load_halves(odd, i, is_odd ? dim : 0);
+        _mm512_storeu_si512(target + i, _mm512_or_si512(lower, _mm512_slli_epi32(upper, 16)));
+      }
+    }
+  }
+
+  template <int kRows, int kGroups>
+  void score_groups(const uint32_t* queries, float* scores) const {
+    __m512 sums[kRows][kGroups];
+    for (auto& row : sums) {
+      for (auto& sum : row) sum = _mm512_setzero_ps();
+    }
+    for (int pair = 0; pair < num_pairs_; ++pair) {
+      const uint32_t* of_keys = keys_.data() + pair * kChunk;
+      for (int row = 0; row < kRows; ++row) {
+        const auto of_query =
+            (__m512bh)_mm512_set1_epi32(static_cast<int>(queries[row * num_pairs_ + pair]));
+        for (int group = 0; group < kGroups; ++group) {
+          const auto key = (__m512bh)_mm512_loadu_si512(of_keys + group * kLanes);
+          sums[row][group] = _mm512_dpbf16_ps(sums[row][group], key, of_query);
+        }
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      for (int group = 0; group < kGroups; ++group) {
+        const __m512 scaled = _mm512_mul_ps(sums[row][group], _mm512_set1_ps(scale_));
+        _mm512_storeu_ps(scores + row * kChunk + group * kLanes, scaled);
+      }
+    }
+  }
+
+  Cache<c10::BFloat16> cache_;
+  float scale_;
+  int num_groups_, num_pairs_, value_size_;
+  std::vector<uint32_t> keys_;    // [pairs of numbers, kChunk]
+  std::vector<uint32_t> values_;  // [pairs of keys, value_size]
+};
+
+template <typename T>
+struct ChunkOf {
+  using Type = FloatChunk<T>;
+};
+template <>
+struct ChunkOf<c10::BFloat16> {
+  using Type = PairChunk;
+};
+
+#else
+
+template <typename T>
+struct ChunkOf {
+  using Type = FloatChunk<T>;
+};
+
+#endif
+
+}  // namespace tandem

@@ -1,0 +1,75 @@
+// Vectors of sixteen numbers, in the compiler's own terms.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace tandem {
+
+constexpr int kLanes = 16;
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+inline Floats splat(float value) { return Floats{} + value; }
+
+inline Floats load(const float* source) {
+  Floats value;
+  std::memcpy(&value, source, sizeof(value));
+  return value;
+}
+
+inline Floats load(const c10::BFloat16* source) {
+  Halves bits;
+  std::memcpy(&bits, source, sizeof(bits));
+  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+}
+
+inline void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }
+
+// e^x for x <= 0, to about 2 units in the last place (Cephes' expf).
+inline Floats exponential(Floats x) {
+  x = x < splat(-87.0f) ? splat(-87.0f) : x;
+  const Floats scaled = x * 1.44269504088896341f - 0.5f;  // truncation then rounds: x <= 0
+  const Ints whole = __builtin_convertvector(scaled, Ints);
+  const Floats n = __builtin_convertvector(whole, Floats);
+  const Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Floats y = splat(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  return y * reinterpret_cast<Floats>((whole + 127) << 23);
+}
+
+// Half of the lanes of `low` and of `high`, each added to the other half of the same vector: lanes
+// with bit kWidth clear hold sums of `low`, the others sums of `high`.
+template <int kWidth, size_t... kLane>
+inline Floats add_halves(Floats low, Floats high, std::index_sequence<kLane...>) {
+  constexpr Ints kStraight = {(kLane & kWidth ? kLanes + kLane : kLane)...};
+  constexpr Ints kCrossed = {(kLane & kWidth ? kLanes + (kLane ^ kWidth) : kLane ^ kWidth)...};
+  return __builtin_shuffle(low, high, kStraight) + __builtin_shuffle(low, high, kCrossed);
+}
+
+// Lane i of the result is the sum of the lanes of rows[i].
+template <int kWidth = kLanes / 2>
+inline Floats sum_rows(Floats* rows) {
+  for (int i = 0; i < kWidth; ++i) {
+    rows[i] = add_halves<kWidth>(rows[i], rows[i + kWidth], std::make_index_sequence<kLanes>());
+  }
+  if constexpr (kWidth == 1) {
+    return rows[0];
+  } else {
+    return sum_rows<kWidth / 2>(rows);
+  }
+}
+
+}  // namespace tandem
