@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -75,6 +76,12 @@ class Answer:
     num_tokens: int
     text: str
 
+    def tokens_until(self, time_s: float) -> float:
+        """About how many had come: a stream does not say how many are in a piece."""
+        if self.ended_s <= time_s:
+            return self.num_tokens
+        return self.num_tokens * bisect_right(self.chunks_s, time_s) / max(1, len(self.chunks_s))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
@@ -89,6 +96,10 @@ class LoadResult:
     """Between two chunks of a stream, of all streams."""
     durations_s: tuple[float, ...]
     """From a request's start to its end."""
+    full_tokens: float
+    """Of num_tokens, those that came while as many streams were running as were allowed."""
+    full_s: float
+    """How long that was: from the start until the first stream had nothing more to do."""
     texts: tuple[str, ...]
     num_refused: int = 0
     """Requests that the server had no room for; they are in none of the others."""
@@ -96,6 +107,11 @@ class LoadResult:
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.elapsed_s
+
+    @property
+    def full_tokens_per_s(self) -> float:
+        """Of as many streams as were allowed, without the end, when ever fewer are left."""
+        return self.full_tokens / self.full_s
 
     @property
     def later_token_s(self) -> float:
@@ -113,7 +129,7 @@ async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> Loa
             async with slots:
                 return await answer(client, endpoint, load, index, started_s=time.perf_counter())
 
-        return await _run_all(run, len(load.prompts))
+        return await _run_all(run, len(load.prompts), concurrency=concurrency)
 
 
 async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) -> LoadResult:
@@ -217,9 +233,12 @@ def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
 
 
 async def _run_all(
-    run: Callable[[int], Coroutine[Any, Any, Answer | None]], num_requests: int
+    run: Callable[[int], Coroutine[Any, Any, Answer | None]],
+    num_requests: int,
+    *,
+    concurrency: int = 1,
 ) -> LoadResult:
-    """What came of them; the first that fails ends all."""
+    """What came of them; the first that fails ends all. `concurrency`: streams kept running."""
     started_s = time.perf_counter()
     tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
     try:
@@ -229,8 +248,11 @@ async def _run_all(
     answers = [of_request for of_request in all_answers if of_request is not None]
     if not answers:
         raise LoadError(f"the server refused all of {num_requests} requests; offer it fewer")
+    full_until_s = sorted(a.ended_s for a in answers)[max(0, len(answers) - concurrency)]
     return LoadResult(
         num_tokens=sum(a.num_tokens for a in answers),
+        full_tokens=sum(a.tokens_until(full_until_s) for a in answers),
+        full_s=full_until_s - started_s,
         elapsed_s=max(a.ended_s for a in answers) - started_s,
         time_to_first_s=tuple(a.chunks_s[0] - a.started_s for a in answers if a.chunks_s),
         chunk_gaps_s=tuple(

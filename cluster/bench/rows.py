@@ -73,6 +73,9 @@ class Row:
     tokens_per_s: float
     speedup: float | None
     """Over gamma 0 in the same run, where that is measured."""
+    full_tokens_per_s: float
+    """While all streams were running, without the end of a load."""
+    full_speedup: float | None
     later_speedup: float | None
     """Likewise, of a stream's tokens after the first: theory leaves prompts out too."""
     time_to_first_s: tuple[float, ...]
@@ -109,7 +112,7 @@ def make_rows(samples: Mapping[Setting, Sequence[Sample]]) -> list[Row]:
 
 def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
     """`plain`: of the same setting without drafts, where that is measured."""
-    speed = _speed(samples)
+    speed, full_speed = _speed(samples), _full_speed(samples)
     first_s = [s for sample in samples for s in sample.load.time_to_first_s]
     gaps_s = [s for sample in samples for s in sample.load.chunk_gaps_s]
     is_ours = all(sample.statistics is not None for sample in samples)
@@ -117,6 +120,8 @@ def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -
         setting=setting,
         tokens_per_s=speed,
         speedup=speed / _speed(plain) if plain else None,
+        full_tokens_per_s=full_speed,
+        full_speedup=full_speed / _full_speed(plain) if plain else None,
         later_speedup=_later_token_s(plain) / _later_token_s(samples) if plain else None,
         time_to_first_s=percentiles(first_s, (50, 95)),
         chunk_gap_s=percentiles(gaps_s, (50, 95, 99)),
@@ -164,6 +169,10 @@ def _speed(samples: Sequence[Sample]) -> float:
     return median(sample.load.tokens_per_s for sample in samples)
 
 
+def _full_speed(samples: Sequence[Sample]) -> float:
+    return median(sample.load.full_tokens_per_s for sample in samples)
+
+
 def _later_token_s(samples: Sequence[Sample]) -> float:
     return median(sample.load.later_token_s for sample in samples)
 
@@ -185,6 +194,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "mean gamma": _of_rounds(lambda rounds: rounds.mean_gamma, ".1f"),
     "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
     "speed-up": lambda row: number(row.speedup, ".2f"),
+    "all streams running: tokens/s": lambda row: f"{row.full_tokens_per_s:.1f}",
+    "their speed-up": lambda row: number(row.full_speedup, ".2f"),
     "after first tokens": lambda row: number(row.later_speedup, ".2f"),
     "theory": _of_rounds(lambda rounds: rounds.theory_speedup, ".2f"),
     "theory's gamma": _of_rounds(lambda rounds: rounds.theory_gamma, "d"),

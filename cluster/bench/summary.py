@@ -21,6 +21,8 @@ class DynamicRow:
     dynamic_tokens_per_s: float
     ratio: float
     """dynamic / best fixed"""
+    full_ratio: float
+    """The same while all streams were running, with the best fixed one of that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def beside_best_fixed(rows: Sequence[Row]) -> list[DynamicRow]:
     compared = []
     for setting, of_setting in groups.items():
         fixed = {r.setting.gamma: r for r in of_setting if isinstance(r.setting.gamma, int)}
-        dynamic = [row.tokens_per_s for row in of_setting if row.setting.gamma == DYNAMIC]
+        dynamic = [row for row in of_setting if row.setting.gamma == DYNAMIC]
         if not fixed or not dynamic:
             continue
         best_gamma = max(fixed, key=lambda gamma: fixed[gamma].tokens_per_s)
@@ -55,8 +57,10 @@ def beside_best_fixed(rows: Sequence[Row]) -> list[DynamicRow]:
                 concurrency=setting.concurrency,
                 best_gamma=best_gamma,
                 best_tokens_per_s=best,
-                dynamic_tokens_per_s=dynamic[0],
-                ratio=dynamic[0] / best,
+                dynamic_tokens_per_s=dynamic[0].tokens_per_s,
+                ratio=dynamic[0].tokens_per_s / best,
+                full_ratio=dynamic[0].full_tokens_per_s
+                / max(row.full_tokens_per_s for row in fixed.values()),
             )
         )
     return compared
@@ -89,6 +93,7 @@ def format_dynamic(rows: Sequence[DynamicRow]) -> str:
         "its tokens/s": lambda row: f"{row.best_tokens_per_s:.1f}",
         "dynamic tokens/s": lambda row: f"{row.dynamic_tokens_per_s:.1f}",
         "dynamic / best fixed": lambda row: f"{row.ratio:.2f}",
+        "all streams running": lambda row: f"{row.full_ratio:.2f}",
     }
     return markdown_table(columns, rows)
 

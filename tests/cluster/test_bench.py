@@ -141,6 +141,8 @@ def make_sample(tokens_per_s: float, **statistics: Any) -> Sample:
         time_to_first_s=(0.1, 0.2, 0.3),
         chunk_gaps_s=(0.01,) * 99 + (1.0,),
         durations_s=(1.1, 1.2, 1.3),
+        full_tokens=tokens_per_s * 4,
+        full_s=3.2,
         texts=(),
     )
     zeros = dict.fromkeys(
@@ -168,6 +170,7 @@ def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
     }
     _, row = make_rows(samples)
     assert (row.tokens_per_s, row.speedup) == (25, 2.5)  # the median
+    assert (row.full_tokens_per_s, row.full_speedup) == (31.25, 2.5)
     # a second of each stream after its first token, of which there are three
     assert row.later_speedup == pytest.approx((250 - 3) / (100 - 3))
     assert row.rounds is not None

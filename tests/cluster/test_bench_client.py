@@ -5,7 +5,15 @@ import threading
 
 import pytest
 
-from cluster.bench.client import Endpoint, Load, LoadError, request_body, run_closed, run_open
+from cluster.bench.client import (
+    Answer,
+    Endpoint,
+    Load,
+    LoadError,
+    request_body,
+    run_closed,
+    run_open,
+)
 from cluster.bench.long_prompt import interfere
 from cluster.bench.remote import RemoteOptions, find_server
 from tests.cluster.openai_server import OPENAI_FIELDS, WORDS, OpenAIServer
@@ -19,6 +27,13 @@ def endpoint_of(server: OpenAIServer) -> Endpoint:
 def make_load(num_prompts: int) -> Load:
     prompts = [f"prompt {index}" for index in range(num_prompts)]
     return Load(prompts=prompts, max_tokens=5, temperature=0.5)
+
+
+def test_tokens_of_a_stream_are_counted_by_what_had_come() -> None:
+    whole = Answer(
+        started_s=0.0, ended_s=9.0, chunks_s=(1.0, 2.0, 3.0, 8.0), num_tokens=8, text="abcd"
+    )
+    assert [whole.tokens_until(at_s) for at_s in (0.5, 2.0, 7.0, 9.0)] == [0, 4, 6, 8]
 
 
 class TestRequest:
@@ -47,6 +62,9 @@ class TestClosedLoop:
         assert server.most_at_a_time == 2
         assert result.texts == ("".join(WORDS),) * 6
         assert result.num_tokens == 6 * len(WORDS)
+        # five have ended when the first stream is without work, the other may be half way
+        assert 5 * len(WORDS) <= result.full_tokens <= result.num_tokens
+        assert 0 < result.full_s <= result.elapsed_s
         assert len(result.time_to_first_s) == len(result.durations_s) == 6
         assert len(result.chunk_gaps_s) == 6 * (len(WORDS) - 1)
         assert sorted(request["seed"] for request in server.requests) == list(range(6))

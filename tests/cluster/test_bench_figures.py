@@ -41,6 +41,8 @@ def make_result(num_tokens: int = 100, elapsed_s: float = 10.0) -> LoadResult:
         time_to_first_s=(0.1, 0.2, 0.3),
         chunk_gaps_s=(0.01,) * 99 + (1.0,),
         durations_s=(1.0, 2.0, 3.0),
+        full_tokens=num_tokens / 2,
+        full_s=elapsed_s / 4,
         texts=("a", "b", "c"),
     )
 
@@ -264,6 +266,8 @@ def make_row_of(
         setting=setting,
         tokens_per_s=tokens_per_s,
         speedup=None,
+        full_tokens_per_s=2 * tokens_per_s,
+        full_speedup=None,
         later_speedup=None,
         time_to_first_s=(),
         chunk_gap_s=(),
@@ -317,6 +321,6 @@ def test_a_server_that_is_not_ours_has_no_figures_of_rounds() -> None:
     assert cells["gamma"] == "as served"
     assert cells["first token ms p50 / p95"] == "200 / 290"
     assert {name for name, shown in cells.items() if shown == ""} == {
-        "mean gamma", "speed-up", "after first tokens", "theory", "theory's gamma", "alpha", "tau",
-        "draft ms", "verify ms", "of which steps ms", "router ms", "outside steps ms",
+        "mean gamma", "speed-up", "their speed-up", "after first tokens", "theory",
+        "theory's gamma", "alpha", "tau", "draft ms", "verify ms", "of which steps ms", "router ms", "outside steps ms",
     }  # fmt: skip
