@@ -292,7 +292,7 @@ class TestSummary:
             (1, 0, 1.2),
         ]
         lines = format_dynamic(best).splitlines()
-        assert lines[2] == "| easy | 0 | 8 | 4 | 120.0 | 90.0 | 0.75 |"
+        assert lines[2] == "| easy | 0 | 8 | 4 | 120.0 | 90.0 | 0.75 | 0.75 |"
 
     def test_eight_greedy_streams_stand_beside_the_static_batch(self) -> None:
         baselines = [
@@ -322,5 +322,6 @@ def test_a_server_that_is_not_ours_has_no_figures_of_rounds() -> None:
     assert cells["first token ms p50 / p95"] == "200 / 290"
     assert {name for name, shown in cells.items() if shown == ""} == {
         "mean gamma", "speed-up", "their speed-up", "after first tokens", "theory",
-        "theory's gamma", "alpha", "tau", "draft ms", "verify ms", "of which steps ms", "router ms", "outside steps ms",
+        "theory's gamma", "alpha", "tau", "draft ms", "verify ms",
+        "of which steps ms", "router ms", "outside steps ms",
     }  # fmt: skip
