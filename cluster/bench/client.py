@@ -110,7 +110,7 @@ class LoadResult:
 
     @property
     def full_tokens_per_s(self) -> float:
-        """Of as many streams as were allowed, without the end, when ever fewer are left."""
+        """With as many streams as were allowed: without the end, when ever fewer are left."""
         return self.full_tokens / self.full_s
 
     @property

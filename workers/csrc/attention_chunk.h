@@ -1,6 +1,7 @@
 // A chunk of one head's keys and values, as a thread works on it: copied from the cache once for all
 // queries that see it, into a form that the processor multiplies fast, which stays in the first-level
-// cache. Rows are queries of one query head; what comes of a row does not depend on the others.
+// cache. A row is one query of one of the query heads that share the key head; what comes of it does
+// not depend on the other rows.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace tandem {
 
 constexpr int kChunk = 32;  // keys
 
-// Where the cache has one head's keys and values: slot rows[j] + head, for the chunk and the next.
+// Where the cache has the keys and values of one head: key j in row rows[j] + head.
 struct Rows {
   const int64_t* rows;
   int64_t head;
