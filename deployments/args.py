@@ -87,7 +87,7 @@ class AppArgs(BaseModel):
     num_router_replicas: ReplicaRange = ONE_REPLICA
     """Replicas of the router, which share all targets and drafters: a number, or min:max to
     autoscale. The options that limit a router limit each."""
-    num_speculative_tokens: int = Field(default=8, ge=0, le=64)
+    num_speculative_tokens: int = Field(default=16, ge=0, le=64)
     """The most draft tokens a round may verify per sequence."""
     gamma: Gamma = "dynamic"
     """How many draft tokens a round verifies per sequence: a number, 0 to decode plainly, or
@@ -106,7 +106,8 @@ class AppArgs(BaseModel):
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
     compile: Literal["auto", "off"] = "auto"
     """Whether the models' forwards are compiled on a CPU: once per machine, in the background,
-    while requests are served already. `off` keeps to the models' own code."""
+    while requests are served already. On CUDA they are recorded as graphs, before the first
+    request. `off` keeps to the models' own code."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the target allows."""
     max_num_seqs: int = Field(default=64, ge=1)

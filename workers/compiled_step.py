@@ -22,8 +22,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from workers import attention, cpu_kernel, machine_cache, native, packed_linear
-from workers.attention import AttentionBatch, Chunk, LayerCache
+from workers import attention, cpu_kernel, machine_cache, native, packed_linear, step_probe
+from workers.attention import AttentionBatch, LayerCache
 from workers.model import DTYPES, Model, StepInputs, first_line, load_model
 from workers.paged_kernel import PagedKernel, VarlenBatch
 
@@ -31,11 +31,7 @@ logger = logging.getLogger(__name__)
 
 NICENESS = 10
 COMPILE_TIMEOUT_S = 1800.0
-# The largest difference of logits to the model's own, relative to the largest logit.
-PROBE_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-# (cached tokens, new tokens) of each sequence, with at least two of everything that may vary
-EXAMPLE = ((19, 3), (2, 2))
-PROBES = (EXAMPLE, ((5, 1),), ((0, 9),), ((17, 5),), ((3, 1), (9, 1), (30, 1)))
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +130,11 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
             "forward", ".pt2", _sources(model, spec), lambda output: _compile(spec, output)
         )
         step = CompiledStep(package, model)
-        error = _probe_error(step, model, block_size)
+        error = step_probe.probe_error(step, model, block_size=block_size)
     except Exception as failure:  # whatever it is, the model's own forward serves
         logger.warning("%s is not compiled, so it is slower: %s", model.name, first_line(failure))
         return None
-    if not error <= PROBE_TOLERANCES[model.dtype]:
+    if not error <= step_probe.TOLERANCES[model.dtype]:
         logger.warning("the compiled forward of %s is off by %.3g: not used", model.name, error)
         return None
     logger.info("%s runs its compiled forward from now on", model.name)
@@ -147,7 +143,7 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
 
 def _is_compilable(model: Model, block_size: int) -> bool:
     """Only the fused CPU attention is one operator to a compiler."""
-    if model.device.type != "cpu" or model.dtype not in PROBE_TOLERANCES:
+    if model.device.type != "cpu" or model.dtype not in COMPILED_DTYPES:
         return False
     if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
         return False
@@ -190,7 +186,7 @@ def _main(spec: StepSpec, output: Path) -> None:
     os.nice(NICENESS)
     torch.set_num_threads(spec.num_threads)
     model = load_model(spec.model, dtype=spec.dtype, device="cpu")
-    inputs = _make_inputs(model, spec.block_size, EXAMPLE)
+    inputs = step_probe.make_inputs(model, step_probe.EXAMPLE, block_size=spec.block_size)
     module = StepModule(model.module, [layer.kernel for layer in inputs.attention.layers])
     auto = torch.export.Dim.AUTO
     vector, matrix = {0: auto}, {0: auto, 1: auto}
@@ -234,41 +230,6 @@ def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
         [layer.keys for layer in batch.layers],
         [layer.values for layer in batch.layers],
     )
-
-
-def _make_inputs(model: Model, block_size: int, lens: Sequence[tuple[int, int]]) -> StepInputs:
-    """A step of sequences with (cached, new) tokens, over a cache of its own."""
-    blocks_each = max(-(-(cached + new) // block_size) for cached, new in lens)
-    layers = model.make_cache(blocks_each * len(lens), block_size)
-    for layer in layers:
-        layer.keys.zero_()
-        layer.values.zero_()
-    chunks = [
-        Chunk(
-            cached_len=cached,
-            num_new=new,
-            block_table=range(index * blocks_each, (index + 1) * blocks_each),
-        )
-        for index, (cached, new) in enumerate(lens)
-    ]
-    num_tokens = sum(new for _, new in lens)
-    return model.prepare(
-        layers,
-        chunks,
-        [(7 * index) % model.vocab_size for index in range(num_tokens)],
-        range(num_tokens),
-        block_size=block_size,
-    )
-
-
-def _probe_error(step: CompiledStep, model: Model, block_size: int) -> float:
-    """The largest difference to the model's own logits, relative to the largest of those."""
-    errors = []
-    for lens in PROBES:
-        expected = model.forward(_make_inputs(model, block_size, lens)).float()
-        logits = step(_make_inputs(model, block_size, lens)).float()
-        errors.append(float((logits - expected).abs().max() / expected.abs().max()))
-    return max(errors)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from workers import compiled_step
+from workers import compiled_step, graphed_step
 from workers.attention import Chunk
+from workers.graphed_step import CacheShape
 from workers.model import Model, StepInputs
 
 
@@ -46,25 +48,43 @@ class PagedForward:
     def __init__(self, model: Model, *, num_blocks: int, block_size: int) -> None:
         self._model = model
         self._block_size = block_size
-        self._layers = model.make_cache(num_blocks, block_size)
+        self._spare_block = num_blocks
+        self._layers = model.make_cache(num_blocks + 1, block_size)
         self._forward: Callable[[StepInputs], Tensor] = model.forward
 
-    def start_compiling(self) -> threading.Thread:
+    def start_compiling(self, *, max_model_len: int) -> threading.Thread:
         """Have the forward compiled, beside the steps that run meanwhile; they use it from then on.
 
-        Compiled for as many threads as the calling one has.
+        Compiled for as many threads as the calling one has. On CUDA it is recorded instead, which
+        bears no other work on the device: that is done when this returns.
         """
-        num_threads = torch.get_num_threads()
-
-        def compile_and_switch() -> None:
-            step = compiled_step.obtain(
-                self._model, block_size=self._block_size, num_threads=num_threads
+        is_cuda = self._model.device.type == "cuda"
+        obtain: Callable[[], Callable[[StepInputs], Tensor] | None]
+        if is_cuda:
+            cache = CacheShape(
+                layers=self._layers,
+                block_size=self._block_size,
+                max_model_len=max_model_len,
+                spare_block=self._spare_block,
             )
+            obtain = partial(graphed_step.obtain, self._model, cache)
+        else:
+            obtain = partial(
+                compiled_step.obtain,
+                self._model,
+                block_size=self._block_size,
+                num_threads=torch.get_num_threads(),
+            )
+
+        def obtain_and_switch() -> None:
+            step = obtain()
             if step is not None:
                 self._forward = step
 
-        thread = threading.Thread(target=compile_and_switch, name="compile", daemon=True)
+        thread = threading.Thread(target=obtain_and_switch, name="compile", daemon=True)
         thread.start()
+        if is_cuda:
+            thread.join()
         return thread
 
     def run(self, plan: StepPlan) -> Tensor:

@@ -69,7 +69,7 @@ class PagedModel:
 
     def start_compiling(self) -> threading.Thread:
         """See PagedForward."""
-        return self._forward.start_compiling()
+        return self._forward.start_compiling(max_model_len=self.max_model_len)
 
     @property
     def info(self) -> WorkerInfo:

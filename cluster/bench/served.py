@@ -15,8 +15,8 @@ from cluster.demo import bundled
 from cluster.demo.grow import grown_target
 
 MODEL_NAME = "bench"
-DYNAMIC_MAX = 8
-"""What a dynamic gamma may go up to."""
+DYNAMIC_MAX = 16
+"""What a dynamic gamma may go up to: the app's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,12 @@ import torch
 
 from tests.tiny_models import save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers import compiled_step, machine_cache, native
+from workers import compiled_step, machine_cache, native, step_probe
 from workers.compiled_step import CompiledStep
 from workers.model import Model, load_model
 from workers.packed_linear import has_streams
 from workers.paged_model import CacheOptions
+from workers.step_probe import TOLERANCES, make_inputs
 from workers.target import Target
 
 needs_compiler = pytest.mark.skipif(
@@ -45,15 +46,15 @@ def test_logits_are_the_models_own(family: str, dtype: str, tmp_path: Path) -> N
     model = make_model(tmp_path, family, dtype)
     step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
     assert step is not None
-    tolerance = compiled_step.PROBE_TOLERANCES[model.dtype]
+    tolerance = TOLERANCES[model.dtype]
     for lens in [
         ((0, 1),),
         ((40, 7),),
         ((0, 20), (3, 1), (11, 2)),
         tuple((i, 1) for i in range(9)),
     ]:
-        expected = model.forward(compiled_step._make_inputs(model, BLOCK_SIZE, lens)).float()
-        logits = step(compiled_step._make_inputs(model, BLOCK_SIZE, lens)).float()
+        expected = model.forward(make_inputs(model, lens, block_size=BLOCK_SIZE)).float()
+        logits = step(make_inputs(model, lens, block_size=BLOCK_SIZE)).float()
         scale = float(expected.abs().max())
         torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * scale)
 
@@ -66,7 +67,7 @@ def test_compiled_bf16_logits_are_the_same_in_any_batch(tmp_path: Path) -> None:
     step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
     assert step is not None
     first_rows = [
-        step(compiled_step._make_inputs(model, BLOCK_SIZE, lens))[0]
+        step(make_inputs(model, lens, block_size=BLOCK_SIZE))[0]
         for lens in (((40, 1),), ((40, 7),), ((40, 3), (3, 1), (11, 2)), ((40, 1),) * 9)
     ]
     for row in first_rows[1:]:
@@ -97,7 +98,7 @@ def test_what_differs_is_not_used(
 ) -> None:
     monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.touch())
     monkeypatch.setattr(compiled_step, "CompiledStep", lambda *_: None)
-    monkeypatch.setattr(compiled_step, "_probe_error", lambda *_: error)
+    monkeypatch.setattr(step_probe, "probe_error", lambda *_, **__: error)
     target = Target(make_model(tmp_path / "model"), CACHE)
     target.start_compiling().join()
     assert target._paged._forward._forward == target._paged.model.forward

@@ -10,6 +10,7 @@ from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
 from workers.attention import Chunk, LayerCache
+from workers.graphed_step import GraphedStep
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -109,6 +110,41 @@ def test_bf16_differs_at_near_ties_only(
     record_property("bf16 texts that differ, of 10", len(gaps))
     record_property("logit gaps where they first differ", gaps)
     assert all(gap < NEAR_TIE for gap in gaps)
+
+
+def test_graphs_are_used_and_differ_at_near_ties_only(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Wherever there is a fused kernel; products of padded steps may round differently."""
+    name = save_model(tmp_path, "llama", hidden_size=128, num_attention_heads=4)
+    reference = Target(load_model(name, dtype="float32", device="cpu"), CACHE)
+    gaps = []
+    for block_size in _fused_block_sizes(name):
+        cache = CacheOptions(block_size=block_size, max_num_seqs=8)
+        plain, graphed = (
+            Target(load_model(name, dtype="bfloat16", device="cuda"), cache) for _ in range(2)
+        )
+        graphed.start_compiling().join()
+        assert isinstance(graphed._paged._forward._forward, GraphedStep)
+        for seed in range(5):
+            prompt = make_prompt(seed, 20)
+            expected = generate(plain, prompt, 60)
+            for drafts in (random_drafts(0), random_drafts(4, seed)):
+                text = generate(graphed, prompt, 60, drafts=drafts)
+                first = next((i for i in range(60) if text[i] != expected[i]), None)
+                if first is not None:
+                    prefix = prompt + expected[:first]
+                    gaps.append(_logit_gap(reference, prefix, expected[first], text[first]))
+    record_property("logit gaps where texts of graphs first differ", gaps)
+    assert all(gap < NEAR_TIE for gap in gaps)
+
+
+def _fused_block_sizes(name: str) -> list[int]:
+    model = load_model(name, dtype="bfloat16", device="cuda")
+    sizes = [s for s in (16, 64, 128, 256) if model.make_cache(2, s)[0].kernel is not None]
+    if not sizes:
+        pytest.skip("no fused kernel here takes a block table")
+    return sizes
 
 
 def _logit_gap(reference: Target, prefix: list[int], first: int, second: int) -> float:
