@@ -71,11 +71,14 @@ class Row:
 
     setting: Setting
     tokens_per_s: float
+    tokens_per_s_of_repeats: tuple[float, ...]
+    """In their order."""
     speedup: float | None
-    """Over gamma 0 in the same run, where that is measured."""
+    """Over gamma 0 in the same repeat, where that is measured."""
     full_tokens_per_s: float
     """While all streams were running, without the end of a load."""
     full_speedup: float | None
+    """Of these medians."""
     later_speedup: float | None
     """Likewise, of a stream's tokens after the first: theory leaves prompts out too."""
     time_to_first_s: tuple[float, ...]
@@ -112,14 +115,16 @@ def make_rows(samples: Mapping[Setting, Sequence[Sample]]) -> list[Row]:
 
 def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
     """`plain`: of the same setting without drafts, where that is measured."""
-    speed, full_speed = _speed(samples), _full_speed(samples)
+    speeds, plain_speeds = _speeds(samples), _speeds(plain)
+    full_speed = _full_speed(samples)
     first_s = [s for sample in samples for s in sample.load.time_to_first_s]
     gaps_s = [s for sample in samples for s in sample.load.chunk_gaps_s]
     is_ours = all(sample.statistics is not None for sample in samples)
     return Row(
         setting=setting,
-        tokens_per_s=speed,
-        speedup=speed / _speed(plain) if plain else None,
+        tokens_per_s=median(speeds),
+        tokens_per_s_of_repeats=speeds,
+        speedup=median(paired_ratios(speeds, plain_speeds)) if plain else None,
         full_tokens_per_s=full_speed,
         full_speedup=full_speed / _full_speed(plain) if plain else None,
         later_speedup=_later_token_s(plain) / _later_token_s(samples) if plain else None,
@@ -165,8 +170,13 @@ def _costs(samples: Sequence[Sample], plain: Sequence[Sample], gamma: float) -> 
     )
 
 
-def _speed(samples: Sequence[Sample]) -> float:
-    return median(sample.load.tokens_per_s for sample in samples)
+def paired_ratios(of_repeats: Sequence[float], base: Sequence[float]) -> tuple[float, ...]:
+    """Each repeat over the base of the same one: a machine's speed drifts from one to the next."""
+    return tuple(a / b for a, b in zip(of_repeats, base, strict=True))
+
+
+def _speeds(samples: Sequence[Sample]) -> tuple[float, ...]:
+    return tuple(sample.load.tokens_per_s for sample in samples)
 
 
 def _full_speed(samples: Sequence[Sample]) -> float:

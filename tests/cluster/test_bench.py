@@ -160,7 +160,10 @@ def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
         "num_drafts": 100, "num_draft_tokens": 400, "num_tested": 300, "num_accepted": 240,
     }  # fmt: skip
     samples = {
-        plain: [make_sample(10, total_s=0.1, verify_compute_s=0.09, outside_s=0.01)],
+        plain: [
+            make_sample(speed, total_s=0.1, verify_compute_s=0.09, outside_s=0.01)
+            for speed in (10, 5, 10)
+        ],
         drafted: [
             make_sample(
                 speed, draft_compute_s=0.02, verify_compute_s=0.098, outside_s=0.02, **counts
@@ -169,7 +172,8 @@ def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
         ],
     }
     _, row = make_rows(samples)
-    assert (row.tokens_per_s, row.speedup) == (25, 2.5)  # the median
+    assert (row.tokens_per_s, row.speedup) == (25, 5)  # medians; of 2.4, 5 and 10
+    assert row.tokens_per_s_of_repeats == (24, 25, 100)
     assert (row.full_tokens_per_s, row.full_speedup) == (31.25, 2.5)
     # a second of each stream after its first token, of which there are three
     assert row.later_speedup == pytest.approx((250 - 3) / (100 - 3))
