@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.__main__ import main
-from cluster.bench import theory
+from cluster.bench import served, theory
 from cluster.bench.baselines import ASSISTED, BATCH, LOOKUP, PLAIN, Baselines
 from cluster.bench.client import Endpoint, LoadResult
 from cluster.bench.engine import STEPS, run_engine_bench
@@ -28,6 +28,7 @@ from cluster.bench.texts import KINDS, make_prompts
 from cluster.bench.theory import RelativeCosts
 from cluster.bench.traffic import WINDOW, Phase, TrafficOptions, run_traffic
 from cluster.demo import bundled
+from deployments import AppArgs
 from tests.cluster.openai_server import OpenAIServer
 from tests.tiny_models import save_model
 from workers.errors import ConfigError
@@ -132,6 +133,10 @@ def test_theory_is_that_of_the_paper(alpha: float, c: float, best: int, gain: fl
 def test_theory_drafts_nothing_where_it_does_not_pay() -> None:
     assert theory.best_gamma(0.3, RelativeCosts(c=0.2, b=0.2, two_h=0.1), most=16) == 0
     assert theory.expected_tokens(1.0, 4) == 5
+
+
+def test_a_dynamic_gamma_is_measured_as_the_app_has_it() -> None:
+    assert AppArgs().num_speculative_tokens == served.DYNAMIC_MAX
 
 
 def make_sample(tokens_per_s: float, **statistics: Any) -> Sample:
