@@ -50,7 +50,7 @@ class GraphedStep:
     """Runs a step by the smallest graph that has room for it."""
 
     def __init__(
-        self, model: Model, cache: CacheShape, record: Record, sizes: Sequence[int] = SIZES
+        self, model: Model, cache: CacheShape, record: Record, sizes: Sequence[int]
     ) -> None:
         """Record all graphs; no other work may be on the device meanwhile."""
         self._forward = model.forward
@@ -144,14 +144,16 @@ def obtain(model: Model, cache: CacheShape) -> GraphedStep | None:
     """
     if model.device.type != "cuda" or any(layer.kernel is None for layer in cache.layers):
         return None  # what the gather path launches depends on the step
+    sizes = [size for size in SIZES if size <= cache.max_model_len]
     try:
-        step = GraphedStep(model, cache, _record_into(torch.cuda.graph_pool_handle()))
+        with torch.cuda.device(model.device):  # a thread begins with the first
+            step = GraphedStep(model, cache, _record_into(torch.cuda.graph_pool_handle()), sizes)
         error = step_probe.probe_error(
             step,
             model,
             block_size=cache.block_size,
             layers=cache.layers,
-            probes=(*step_probe.PROBES, *(((3, size),) for size in SIZES)),
+            probes=(*step_probe.PROBES, *(((0, size),) for size in sizes)),
         )
     except Exception as failure:  # whatever it is, the model's own forward serves
         logger.warning("%s has no CUDA graphs: %s", model.name, first_line(failure))
@@ -159,7 +161,7 @@ def obtain(model: Model, cache: CacheShape) -> GraphedStep | None:
     if not error <= step_probe.TOLERANCES[model.dtype]:
         logger.warning("the CUDA graphs of %s are off by %.3g: not used", model.name, error)
         return None
-    logger.info("%s runs steps of up to %d tokens as CUDA graphs", model.name, SIZES[-1])
+    logger.info("%s runs steps of up to %d tokens as CUDA graphs", model.name, sizes[-1])
     return step
 
 

@@ -8,12 +8,14 @@ from itertools import groupby
 
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.transport.worker_client import WorkerClient
-from workers.backlog import MAX_CATCH_UP
 from workers.errors import WorkerLostError
 from workers.types import ProposeRequest, ProposeResult
 
 logger = logging.getLogger(__name__)
 
+# Tokens committed since a drafter was last asked. It has its own drafts of these, of which a round
+# can commit up to 64 and one more; what it lacks beyond them it runs within the round.
+MAX_BEHIND = 96
 # Catching up is nobody's wait, so it may take as long as a long prompt takes.
 CATCH_UP_TIMEOUT_S = 60.0
 
@@ -128,7 +130,7 @@ class Drafting:
             placement.replica_id is not None
             and placement.cached_len > 0
             and sequence.seq_id not in self._catching_up
-            and len(sequence.tokens) - placement.cached_len <= MAX_CATCH_UP
+            and len(sequence.tokens) - placement.cached_len <= MAX_BEHIND
         )
 
     async def _propose_on(self, replica_id: str, wanted: Sequence[Wanted]) -> Proposed:

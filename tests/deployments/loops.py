@@ -88,6 +88,7 @@ async def running_loop(
     num_targets: int = 1,
     options: LoopOptions = FAST,
     cache: CacheOptions = CACHE,
+    max_gamma: int = 8,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
     targets = LocalWorkers(
         lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
@@ -99,7 +100,7 @@ async def running_loop(
         policies=Policies(
             gamma=make_controller(gamma),
             overlap=FixedOverlap(is_on=overlap),
-            max_gamma=8,
+            max_gamma=max_gamma,
             max_drafted_len=256,
         ),
         observer=observer,

@@ -11,6 +11,7 @@ import pytest
 from deployments.router.loop import LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
 from tests.deployments.loops import (
+    CACHE,
     DRAFTERS,
     NUM_TOKENS,
     Models,
@@ -22,6 +23,7 @@ from tests.deployments.loops import (
     wait_until,
 )
 from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
+from workers.drafters.model import ModelDrafter
 from workers.errors import TargetUnavailableError
 from workers.paged_model import CacheOptions
 
@@ -129,6 +131,23 @@ class TestDrafters:
             await run_all(loop, [make_params(1, max_tokens=5)], concurrency=1)
         # the first call only announces the sequence; every round commits one token
         assert asked == [0, 3, 2, 1]
+
+    @pytest.mark.parametrize("gamma", [16, 64])
+    async def test_a_long_accepted_draft_leaves_its_drafter_ready(
+        self, gamma: int, models: Models
+    ) -> None:
+        """It holds its own drafts, so it is not behind by as many tokens as were committed."""
+        drafts = LocalWorkers(lambda: ModelDrafter(models.target, CACHE))
+        params = make_params(1, max_tokens=150)
+        async with running_loop(models, gamma=gamma, max_gamma=gamma, drafts=drafts) as (
+            loop,
+            _,
+            observer,
+        ):
+            await run_all(loop, [params], concurrency=1)
+            is_drafted = [bool(record.outcomes) for record in observer.records]
+        assert all(is_drafted[is_drafted.index(True) : -1])
+        assert is_drafted.count(True) >= 150 // (gamma + 1)
 
     async def test_more_drafts_than_asked_for_do_no_harm(self, models: Models) -> None:
         drafter = ScriptedDrafter(lambda request: [5] * (request.k + 20))
