@@ -20,6 +20,8 @@ class Course:
     sequence: LiveSequence
     gamma: int
     """Drafts to have in hand for the next round."""
+    stop_below: float = 0.0
+    """See ProposeRequest."""
     foreseen: Draft = NO_DRAFT
     num_verified: int = 0
     """Of the foreseen tokens, those the target verifies in this round."""
@@ -74,6 +76,7 @@ class AheadDrafting:
                     Wanted(
                         sequence=course.sequence,
                         gamma=course.num_lacking,
+                        stop_below=course.stop_below,
                         assumed=course.foreseen.tokens,
                     )
                     for course in lacking

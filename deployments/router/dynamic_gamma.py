@@ -47,6 +47,9 @@ VARIATIONS: tuple[Callable[[int], int], ...] = (
 PRICES = (2.0, 0.7, 0.5)
 """What the target's time is taken to be worth in those rounds, so that fewer or more drafts are
 verified than seems best."""
+VARIED_STOP = 0.25
+"""Drafters stop later in those rounds, by this factor, but do stop: a long draft of all sequences
+takes many times what a round does."""
 MOST_SAMPLES = 64
 FEWEST_SAMPLES = 8
 """Foreseen drafts of a sequence: more only take time. With many sequences, each has others."""
@@ -113,9 +116,9 @@ class DynamicGamma:
             gammas = self._with_probe(candidates)
             return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
         self._num_rounds += 1
+        stop_below = self._stop_below(candidates, plan)
         turn, rounds_since = divmod(self._num_rounds, VARY_EVERY)
         if rounds_since > 0:
-            stop_below = self._stop_below(candidates, plan)
             return Decision(
                 gammas=gammas,
                 stop_below=stop_below,
@@ -127,8 +130,12 @@ class DynamicGamma:
             min(vary(gamma), candidate.max_gamma) if gamma else 0
             for gamma, candidate in zip(gammas, candidates, strict=True)
         ]
-        price = plan.tokens_per_s * PRICES[turn % len(PRICES)]
-        return _decision(varied, Reason.VARIED, tokens_per_s=price)
+        return Decision(
+            gammas=varied,
+            stop_below=[VARIED_STOP * least for least in stop_below],
+            reason=Reason.VARIED,
+            tokens_per_s=plan.tokens_per_s * PRICES[turn % len(PRICES)],
+        )
 
     def keep(
         self, decision: Decision, drafted: Sequence[Drafted], *, num_undrafted: int
@@ -245,7 +252,6 @@ def _ids(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     return tuple(candidate.seq_id for candidate in candidates)
 
 
-def _decision(gammas: list[int], reason: Reason, *, tokens_per_s: float | None = None) -> Decision:
-    return Decision(
-        gammas=gammas, stop_below=[0.0] * len(gammas), reason=reason, tokens_per_s=tokens_per_s
-    )
+def _decision(gammas: list[int], reason: Reason) -> Decision:
+    """All of these drafts are made and verified."""
+    return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=reason)

@@ -175,6 +175,7 @@ def _course(wanted: Wanted, drafts: Drafts, kept: Drafts) -> Course:
     return Course(
         sequence=wanted.sequence,
         gamma=wanted.gamma,
+        stop_below=wanted.stop_below,
         foreseen=drafts.get(seq_id, NO_DRAFT),
         num_verified=len(kept.get(seq_id, NO_DRAFT).tokens),
     )

@@ -1,10 +1,12 @@
 """Drafting ahead: the policy against simulated machines, and what the loop makes of its drafts."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from deployments.router.gamma import ObservedRound, Reason
+from deployments.router.gamma import Candidate, Decision, FixedGamma, ObservedRound, Reason
 from deployments.router.overlap import TRY_EVERY, MeasuredOverlap, make_overlap
 from tests.deployments.loops import (
     CACHE,
@@ -121,6 +123,22 @@ async def test_wrong_guesses_are_asked_for_again(models: Models) -> None:
         assert any(not request.assumed_tokens for request in asked[10:])
         drafted = [record for record in observer.records if record.outcomes]
         assert {record.is_after_overlap for record in drafted} == {True, False}
+
+
+class Stopping(FixedGamma):
+    """Lets drafters stop where they are unsure."""
+
+    def choose(self, candidates: Sequence[Candidate]) -> Decision:
+        return replace(super().choose(candidates), stop_below=[0.5] * len(candidates))
+
+
+async def test_drafters_that_go_on_stop_where_they_are_unsure(models: Models) -> None:
+    drafts = LocalWorkers(lambda: ModelDrafter(models.draft, CACHE, max_batched_tokens=32))
+    async with running_loop(models, overlap=True, drafts=drafts) as (loop, _, _):
+        loop.use_gamma(Stopping(4))
+        await run_all(loop, [make_params(seed) for seed in range(3)], concurrency=3)
+        ahead = [request for batch in drafts.calls for request in batch if request.assumed_tokens]
+        assert {request.stop_below for request in ahead} == {0.5}
 
 
 async def test_a_slow_drafter_does_not_hold_up_the_target(models: Models) -> None:
