@@ -60,7 +60,8 @@ class TestExactness:
         tokens = await served_tokens(served, prompts[:16], concurrency=concurrency)
         assert tokens == sampled_tokens
         statistics = await router.take_statistics.remote()
-        assert (statistics.num_accepted > 0) == (gamma != 0)
+        if gamma != "dynamic":  # which may find that drafts do not pay on this machine
+            assert (statistics.num_accepted > 0) == (gamma != 0)
 
     async def test_a_drafter_killed_half_way_changes_nothing(
         self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
