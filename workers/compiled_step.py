@@ -155,7 +155,7 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     """What the compiled code depends on, besides torch and the machine."""
     config = model.module.config.to_dict()
     config.pop("_name_or_path", None)
-    traced = (attention, cpu_kernel, native, packed_linear, sys.modules[__name__])
+    traced = (attention, cpu_kernel, native, packed_linear, step_probe, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
     shape = {**asdict(spec), "model": config}  # the configuration, not the name: no weights
     return [json.dumps(shape, sort_keys=True, default=str), transformers.__version__, *own]

@@ -10,10 +10,12 @@ import pytest
 from deployments.router.dynamic_gamma import LONGEST_PROBE, SHORTEST_PAUSE, DynamicGamma
 from deployments.router.gamma import (
     Candidate,
+    Decision,
     Drafted,
     FixedGamma,
     GammaController,
     ObservedRound,
+    Reason,
 )
 from tests.deployments.simulated_drafts import Chance, confidence, even, judge, varied
 
@@ -154,6 +156,20 @@ class TestDynamicGamma:
         speeds = {gamma: speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4, 6, 8)}
         dynamic = speed(DynamicGamma())
         assert dynamic > 0.96 * max(speeds.values()), speeds
+
+    def test_drafters_may_stop_in_varied_rounds_too(self) -> None:
+        """A long draft of all sequences would take many times what a round does."""
+        decisions: list[Decision] = []
+
+        class Recorded(DynamicGamma):
+            def choose(self, candidates: Sequence[Candidate]) -> Decision:
+                decisions.append(super().choose(candidates))
+                return decisions[-1]
+
+        simulate(Recorded(), CPU, lambda _: [0.7] * 8, 100, chance=varied)
+        of_varied = [d.stop_below for d in decisions if d.reason is Reason.VARIED]
+        assert of_varied
+        assert min(least for of_round in of_varied for least in of_round) > 0
 
     def test_with_many_sequences_only_sure_drafts_are_verified(self) -> None:
         machine = Machine(hop=2, draft_step=1, verify=20, verify_token=1.5)
