@@ -30,8 +30,12 @@ COMMON_RATE = 0.15
 """The share that all knots take over: the machine has become faster or slower as a whole."""
 WELL_KNOWN = 5.0
 """Observations of a knot after which its errors say something of the others."""
-LONGEST_PAUSE = 3.0
-"""A cost this many times the expected is a pause of the machine, no property of the amount."""
+LONGEST_PAUSE = 0.3
+"""Of the expected cost: what exceeds it by more is taken for a pause of the machine, no property of
+the amount."""
+DOUBTED = 0.15
+"""Where nothing was seen yet, a cost that exceeds the expected by more may be a pause too. Of the
+first two, the lesser is believed: a cost that is taken to be high is not soon tried again."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,19 @@ class _Knot:
     cost_s: float
     num_seen: float = 0.0
     """Observations here; one between two knots counts for both in part."""
+    doubted_s: float | None = None
+    """By how much the first one was more than expected, if that was much."""
+
+    def believe(self, error: float, expected_s: float) -> float | None:
+        """What to learn from an error; None if it is too early to say."""
+        if self.num_seen:
+            return min(error, LONGEST_PAUSE * expected_s)
+        if error <= DOUBTED * expected_s:
+            return error
+        if self.doubted_s is None:
+            self.doubted_s = error
+            return None
+        return min(error, self.doubted_s)
 
 
 @dataclass(slots=True)
@@ -68,8 +85,7 @@ class CostCurve:
         self._knots += [_Knot(amount=of_grid, cost_s=self(of_grid)) for of_grid in new]
         self._knots.sort(key=lambda knot: knot.amount)
         expected_s = self._raw(amount)
-        error = min(cost_s, LONGEST_PAUSE * expected_s) - expected_s
-        self._learn(amount, error, expected_s)
+        self._learn(amount, cost_s - expected_s, expected_s)
         self._fitted_s = _never_falling(
             [knot.cost_s for knot in self._knots], [knot.num_seen + 0.01 for knot in self._knots]
         )
@@ -94,13 +110,16 @@ class CostCurve:
         beside = [knot for knot in self._knots if knot.amount in shares]
         if min(knot.num_seen for knot in beside) >= WELL_KNOWN:
             for knot in self._knots:
-                knot.cost_s *= 1.0 + COMMON_RATE * error / expected_s
+                knot.cost_s *= 1.0 + COMMON_RATE * min(error / expected_s, LONGEST_PAUSE)
         norm = sum(share * share for share in shares.values())
         for knot in beside:
             share = shares[knot.amount]
+            believed = knot.believe(error, expected_s)
+            if believed is None:
+                continue
             knot.num_seen += share
             rate = max(LOCAL_RATE, share / knot.num_seen)
-            knot.cost_s += rate * error * share / norm
+            knot.cost_s += rate * believed * share / norm
 
     def _raw(self, amount: int) -> float:
         costs_s = [knot.cost_s for knot in self._knots]

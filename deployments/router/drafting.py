@@ -119,6 +119,9 @@ class Drafting:
             is_typical=all(of_replica.is_typical for of_replica in proposed),
         )
 
+    def is_catching_up(self, sequence: LiveSequence) -> bool:
+        return sequence.seq_id in self._catching_up
+
     def close(self) -> None:
         for task in self._catching_up.values():
             task.cancel()
@@ -129,7 +132,7 @@ class Drafting:
         return (
             placement.replica_id is not None
             and placement.cached_len > 0
-            and sequence.seq_id not in self._catching_up
+            and not self.is_catching_up(sequence)
             and len(sequence.tokens) - placement.cached_len <= MAX_BEHIND
         )
 

@@ -60,7 +60,8 @@ MOST_PREPARED = 16
 STOP_MARGIN = 0.5
 """Drafting goes on to this share of the survival that is expected to be worth verifying."""
 LONGEST_PROBE = 12
-"""Rounds of a probe: until the drafter has caught up, and as long as everything is accepted."""
+"""Rounds of a probe, as long as everything is accepted or nothing comes. Those in which its drafter
+is catching up are not counted."""
 
 
 def make_controller(gamma: int | Literal["dynamic"]) -> GammaController:
@@ -85,10 +86,11 @@ class DynamicGamma:
         self._num_rounds = 0
         """Rounds with drafts that paid."""
         self._pause = 0
-        """Undrafted rounds since the last probe."""
+        """Undrafted rounds since a probe told something."""
         self._probe: str | None = None
         """The sequence that is drafted all the same, by one token, to see whether it would pay."""
         self._probe_age = 0
+        """Its rounds in which a draft could have come."""
         self._is_probe_unseen = False
         """Whether what became of the last probe is yet to be told."""
         self._prepared: dict[tuple[str, ...], Plan] = {}
@@ -159,8 +161,10 @@ class DynamicGamma:
         for outcome in observed.outcomes:
             self._acceptance.observe(outcome)
             self._calibration.observe(outcome)
-            if outcome.seq_id == self._probe and outcome.num_accepted < outcome.num_draft_tokens:
-                self._probe = None
+            if outcome.seq_id == self._probe:
+                self._pause = 0
+                if outcome.num_accepted < outcome.num_draft_tokens:
+                    self._probe = None
         if observed.longest_draft > 0 and observed.is_draft_typical:
             self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         if observed.is_verify_typical:
@@ -171,6 +175,8 @@ class DynamicGamma:
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)
         self._calibration.forget(seq_id)
+        if seq_id == self._probe:
+            self._probe = None
 
     @property
     def _is_ready(self) -> bool:
@@ -219,24 +225,26 @@ class DynamicGamma:
 
     def _with_probe(self, candidates: Sequence[Candidate]) -> list[int]:
         """No drafts, but for one token of one sequence now and then."""
-        gammas = [0] * len(candidates)
-        draftable = [i for i, candidate in enumerate(candidates) if candidate.max_gamma > 0]
-        probed = [i for i in draftable if candidates[i].seq_id == self._probe]
         self._pause += 1
-        self._probe_age += 1
-        if not probed or self._probe_age >= LONGEST_PROBE:
-            self._probe = None
-            if not draftable or self._pause < self._pause_between_probes(len(candidates)):
-                return gammas
-            # the one we know least of, and of those the newest
-            least = min(reversed(draftable), key=lambda i: self._num_tested(candidates[i]))
-            self._probe, self._probe_age = candidates[least].seq_id, 0
-            probed = [least]
-        elif self._is_probe_unseen:
-            return gammas
-        self._pause, self._is_probe_unseen = 0, True
-        gammas[probed[0]] = 1
+        if self._probe is None:
+            self._start_probe(candidates)
+        gammas = [0] * len(candidates)
+        for index, candidate in enumerate(candidates):
+            if candidate.seq_id != self._probe or candidate.max_gamma == 0:
+                continue
+            self._probe_age += not candidate.is_catching_up
+            if self._probe_age > LONGEST_PROBE:
+                self._probe, self._pause = None, 0
+            elif not self._is_probe_unseen:
+                gammas[index], self._is_probe_unseen = 1, True
         return gammas
+
+    def _start_probe(self, candidates: Sequence[Candidate]) -> None:
+        draftable = [candidate for candidate in candidates if candidate.max_gamma > 0]
+        if draftable and self._pause >= self._pause_between_probes(len(candidates)):
+            # the one we know least of, and of those the newest
+            least = min(reversed(draftable), key=self._num_tested)
+            self._probe, self._probe_age = least.seq_id, 0
 
     def _num_tested(self, candidate: Candidate) -> int:
         return self._acceptance.num_tested(candidate.seq_id)

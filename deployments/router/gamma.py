@@ -17,6 +17,8 @@ class Candidate:
     seq_id: str
     max_gamma: int
     """What the tokens left and the configured maximum allow; 0 where there is no drafter."""
+    is_catching_up: bool = False
+    """Whether its drafter is busy with its tokens, so that no draft would come of asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

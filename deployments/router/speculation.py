@@ -160,7 +160,15 @@ class Speculation:
         }
 
     def _candidates(self, sequences: Sequence[LiveSequence]) -> list[Candidate]:
-        return [Candidate(seq_id=s.seq_id, max_gamma=self._most_drafts(s)) for s in sequences]
+        return [
+            Candidate(
+                seq_id=sequence.seq_id,
+                max_gamma=self._most_drafts(sequence),
+                is_catching_up=self._drafting is not None
+                and self._drafting.is_catching_up(sequence),
+            )
+            for sequence in sequences
+        ]
 
     def _most_drafts(self, sequence: LiveSequence) -> int:
         """A round commits one token more than it accepts, so the last one needs no draft."""

@@ -1,6 +1,7 @@
 """What the gamma controller estimates, against drafts and machines that are known."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -143,6 +144,24 @@ class TestCost:
             cost.observe(4, 50)
         assert cost(4) < 55
 
+    @pytest.mark.parametrize("costs", [(90, 31), (31, 90), (30, 90), (90, 30)])
+    def test_one_pause_does_not_make_an_amount_look_dear(self, costs: Sequence[float]) -> None:
+        cost = CostCurve(relative_slope=0.02)
+        for _ in range(10):
+            cost.observe(4, 25)
+        for cost_s in costs:
+            cost.observe(8, cost_s)
+            assert cost(8) < 36
+        assert cost(8) > 29
+
+    def test_an_amount_that_was_dear_twice_is_dear(self) -> None:
+        cost = CostCurve(relative_slope=0.02)
+        for _ in range(10):
+            cost.observe(4, 25)
+        for _ in range(2):
+            cost.observe(8, 90)
+        assert cost(8) == pytest.approx(90)
+
 
 class TestDraftCost:
     def test_many_sequences_cost_more_and_are_known_apart(self) -> None:
@@ -158,6 +177,8 @@ class TestDraftCost:
         cost = DraftCost()
         for _ in range(50):
             cost.observe(1, 4, 0.004)
-        cost.observe(16, 2, 0.010)
+        assert cost.of(16)(4) == pytest.approx(0.004)
+        for _ in range(2):  # it may have been a pause once
+            cost.observe(16, 2, 0.010)
         assert cost.of(16)(2) > 0.006
         assert cost.of(1)(4) == pytest.approx(0.004)

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from deployments.router.dynamic_gamma import LONGEST_PROBE, SHORTEST_PAUSE, DynamicGamma
+from deployments.router.dynamic_gamma import (
+    LONGEST_PAUSE,
+    LONGEST_PROBE,
+    SHORTEST_PAUSE,
+    DynamicGamma,
+)
 from deployments.router.gamma import (
     Candidate,
     Decision,
@@ -139,6 +144,35 @@ def simulate(
     return run
 
 
+class IdleRounds:
+    """Of a controller that has found that drafts do not pay; its probes are never answered."""
+
+    def __init__(self) -> None:
+        self.controller = DynamicGamma()
+        simulate(self.controller, CPU, lambda _: [0.0], 200)
+        self.controller.forget("0")
+
+    def gammas(self, *seq_ids: str, catching_up: str | None = None) -> list[int]:
+        """Of a round of these sequences."""
+        decision = self.controller.choose(
+            [
+                Candidate(seq_id=seq_id, max_gamma=MAX_GAMMA, is_catching_up=seq_id == catching_up)
+                for seq_id in seq_ids
+            ]
+        )
+        observed = ObservedRound(
+            reason=decision.reason,
+            outcomes=(), num_drafted=0, longest_draft=0, num_tokens=1, is_draft_typical=True,
+            is_verify_typical=True, is_overlapped=False, is_after_overlap=False, draft_s=0.0,
+            verify_s=CPU.verify_s(1),
+        )  # fmt: skip
+        self.controller.observe(observed)
+        return decision.gammas
+
+    def until_probed(self, seq_id: str) -> None:
+        assert any(self.gammas(seq_id) == [1] for _ in range(LONGEST_PAUSE + 1))
+
+
 class TestDynamicGamma:
     @pytest.mark.parametrize("chance", [None, varied])
     @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
@@ -213,27 +247,29 @@ class TestDynamicGamma:
         assert 0 < len(drafted) <= 800 / SHORTEST_PAUSE + 1
         assert all(sum(gamma > 0 for gamma in gammas) == 1 for gammas in drafted)
 
-    def test_a_probe_waits_for_a_drafter_that_has_to_catch_up(self) -> None:
-        controller = DynamicGamma()
-        simulate(controller, CPU, lambda _: [0.0], 200)
-        candidates = [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
+    def test_a_probe_waits_for_a_drafter_that_catches_up(self) -> None:
+        rounds = IdleRounds()
+        rounds.until_probed("0")
+        for _ in range(5 * LONGEST_PROBE):
+            assert rounds.gammas("0", catching_up="0") == [1]
+        # it has caught up, and still brings nothing
+        after = [rounds.gammas("0") for _ in range(LONGEST_PROBE + SHORTEST_PAUSE - 1)]
+        num_asked = sum(gammas == [1] for gammas in after)
+        assert 0 < num_asked < LONGEST_PROBE
+        assert after == [[1]] * num_asked + [[0]] * (len(after) - num_asked)
 
-        def undrafted_round() -> int:
-            decision = controller.choose(candidates)
-            (gamma,) = decision.gammas
-            observed = ObservedRound(
-                reason=decision.reason,
-                outcomes=(), num_drafted=0, longest_draft=0, num_tokens=1, is_draft_typical=True,
-                is_verify_typical=True, is_overlapped=False, is_after_overlap=False, draft_s=0.0,
-                verify_s=CPU.verify_s(1),
-            )  # fmt: skip
-            controller.observe(observed)
-            return gamma
+    def test_a_probe_goes_on_through_rounds_of_others(self) -> None:
+        rounds = IdleRounds()
+        rounds.until_probed("0")
+        assert rounds.gammas("1") == [0]
+        assert rounds.gammas("1", "0") == [0, 1]
 
-        gammas = [undrafted_round() for _ in range(5 * SHORTEST_PAUSE)]
-        first = next(index for index, gamma in enumerate(gammas) if gamma > 0)
-        assert all(gammas[first : first + LONGEST_PROBE])
-        assert not any(gammas[first + LONGEST_PROBE : first + LONGEST_PROBE + SHORTEST_PAUSE - 1])
+    def test_a_probe_of_which_nothing_was_learnt_is_made_up_for(self) -> None:
+        """Else the drafters of short texts, caught up with too late, would never be tried."""
+        rounds = IdleRounds()
+        rounds.until_probed("0")
+        rounds.controller.forget("0")
+        assert rounds.gammas("1") == [1]
 
     def test_nothing_is_drafted_where_nothing_may_be(self) -> None:
         controller = DynamicGamma()

@@ -2,12 +2,13 @@
 behind."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Literal
 
 import pytest
 
+from deployments.router.gamma import Candidate, Decision, FixedGamma
 from deployments.router.loop import LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
 from tests.deployments.loops import (
@@ -26,6 +27,7 @@ from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
 from workers.drafters.model import ModelDrafter
 from workers.errors import TargetUnavailableError
 from workers.paged_model import CacheOptions
+from workers.types import ProposeRequest, ProposeResult, Reply
 
 
 class TestExactness:
@@ -131,6 +133,28 @@ class TestDrafters:
             await run_all(loop, [make_params(1, max_tokens=5)], concurrency=1)
         # the first call only announces the sequence; every round commits one token
         assert asked == [0, 3, 2, 1]
+
+    async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
+        told: list[bool] = []
+
+        class Recorded(FixedGamma):
+            def choose(self, candidates: Sequence[Candidate]) -> Decision:
+                told.extend(candidate.is_catching_up for candidate in candidates)
+                return super().choose(candidates)
+
+        class Late(ScriptedDrafter):
+            async def call(
+                self, replica_id: str | None, batch: Sequence[ProposeRequest], *, timeout_s: float
+            ) -> Reply[ProposeResult]:
+                await wait_until(lambda: len(told) >= 6)
+                return await super().call(replica_id, batch, timeout_s=timeout_s)
+
+        async with running_loop(models, drafts=Late(lambda _: [])) as (loop, _, _):
+            loop.use_gamma(Recorded(1))
+            await run_all(loop, [make_params(1, max_tokens=150)], concurrency=1)
+        assert told[0] is False  # nobody has asked it yet
+        assert all(told[1:6])
+        assert not any(told[-6:])
 
     @pytest.mark.parametrize("gamma", [16, 64])
     async def test_a_long_accepted_draft_leaves_its_drafter_ready(
