@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,71 +24,50 @@ KNOTS: tuple[int, ...] = (
     1024,
     4096,
 )
+_GRID = np.array(KNOTS, dtype=float)
 LOCAL_RATE = 0.03
 """Of an error, the share that a knot takes over once it has been seen often."""
 COMMON_RATE = 0.15
 """The share that all knots take over: the machine has become faster or slower as a whole."""
 WELL_KNOWN = 5.0
 """Observations of a knot after which its errors say something of the others."""
-LONGEST_PAUSE = 0.3
+LONGEST_PAUSE = 0.4
 """Of the expected cost: what exceeds it by more is taken for a pause of the machine, no property of
 the amount."""
-DOUBTED = 0.15
-"""Where nothing was seen yet, a cost that exceeds the expected by more may be a pause too. Of the
-first two, the lesser is believed: a cost that is taken to be high is not soon tried again."""
+STIFFNESS = 8.0
+"""Observations of a knot that weigh as much as what is known of its neighbour, a unit beside it."""
+SLOPE_PRIOR = 15.0
+"""What the guess of the slope weighs: as much as so many observations a unit from the others."""
 
 
-@dataclass(slots=True)
-class _Knot:
-    amount: int
-    cost_s: float
-    num_seen: float = 0.0
-    """Observations here; one between two knots counts for both in part."""
-    doubted_s: float | None = None
-    """By how much the first one was more than expected, if that was much."""
-
-    def believe(self, error: float, expected_s: float) -> float | None:
-        """What to learn from an error; None if it is too early to say."""
-        if self.num_seen:
-            return min(error, LONGEST_PAUSE * expected_s)
-        if error <= DOUBTED * expected_s:
-            return error
-        if self.doubted_s is None:
-            self.doubted_s = error
-            return None
-        return min(error, self.doubted_s)
-
-
-@dataclass(slots=True)
 class CostCurve:
     """Seconds by amount: straight between knots, and never falling.
 
     One straight line would not do, since steps cost by steps: matrix kernels work in blocks of
-    eight, and what memory limits is limited by arithmetic beyond some batch. Outside the amounts
-    that were seen, the guess is that one more unit adds `relative_slope` of the cost of one.
+    eight, and what memory limits is limited by arithmetic beyond some batch. Nor would the mean of
+    every knot: noise would look like steps, and what once seemed dear would not be tried again. So
+    costs are taken to rise evenly but for a random walk from knot to knot, and the curve is the
+    most likely one. Until the slope is seen, one more unit adds `relative_slope` of the cost of
+    one.
     """
 
-    relative_slope: float
-    _knots: list[_Knot] = field(default_factory=list)
-    _fitted_s: list[float] = field(default_factory=list)
-    """The knots' costs, those that would fall averaged."""
+    def __init__(self, relative_slope: float) -> None:
+        self.relative_slope = relative_slope
+        self._mean_s = np.zeros(len(KNOTS))
+        self._num_seen = np.zeros(len(KNOTS))
+        """Observations; one between two knots counts for both in part."""
+        self._fitted_s = np.zeros(len(KNOTS))
 
     @property
     def is_known(self) -> bool:
-        return bool(self._knots)
+        return bool(self._num_seen.any())
 
     def observe(self, amount: int, cost_s: float) -> None:
-        if not self._knots:
-            self._knots.append(_Knot(amount=_below(amount), cost_s=cost_s))
-            self._fitted_s = [cost_s]
-        new = {_below(amount), _above(amount)} - {knot.amount for knot in self._knots}
-        self._knots += [_Knot(amount=of_grid, cost_s=self(of_grid)) for of_grid in new]
-        self._knots.sort(key=lambda knot: knot.amount)
-        expected_s = self._raw(amount)
-        self._learn(amount, cost_s - expected_s, expected_s)
-        self._fitted_s = _never_falling(
-            [knot.cost_s for knot in self._knots], [knot.num_seen + 0.01 for knot in self._knots]
-        )
+        if not self.is_known:
+            self._fitted_s = cost_s * self._guess(_GRID) / self._guess(np.array(amount))
+            self._mean_s = self._fitted_s.copy()
+        self._learn(amount, cost_s)
+        self._fit()
 
     def __call__(self, amount: int) -> float:
         """Seconds; 0 never, once anything is known."""
@@ -100,49 +79,53 @@ class CostCurve:
 
     def as_guess(self) -> "CostCurve":
         """A curve that begins like this one, and is soon convinced of something else."""
-        knots = [replace(knot, num_seen=min(knot.num_seen, 1.0)) for knot in self._knots]
-        return CostCurve(self.relative_slope, knots, list(self._fitted_s))
+        guess = CostCurve(self.relative_slope)
+        guess._mean_s, guess._fitted_s = self._fitted_s.copy(), self._fitted_s.copy()
+        guess._num_seen = np.minimum(self._num_seen, 1.0)
+        return guess
 
-    def _learn(self, amount: int, error: float, expected_s: float) -> None:
-        low, high = _below(amount), _above(amount)
-        share = (amount - low) / (high - low) if high > low else 0.0
+    def _learn(self, amount: int, cost_s: float) -> None:
+        low, high = bisect_right(KNOTS, amount) - 1, bisect_left(KNOTS, amount)
+        low, high = max(low, 0), min(high, len(KNOTS) - 1)
+        share = (amount - KNOTS[low]) / (KNOTS[high] - KNOTS[low]) if high > low else 0.0
         shares = {low: 1.0 - share, high: share} if share else {low: 1.0}
-        beside = [knot for knot in self._knots if knot.amount in shares]
-        if min(knot.num_seen for knot in beside) >= WELL_KNOWN:
-            for knot in self._knots:
-                knot.cost_s *= 1.0 + COMMON_RATE * min(error / expected_s, LONGEST_PAUSE)
-        norm = sum(share * share for share in shares.values())
-        for knot in beside:
-            share = shares[knot.amount]
-            believed = knot.believe(error, expected_s)
-            if believed is None:
-                continue
-            knot.num_seen += share
-            rate = max(LOCAL_RATE, share / knot.num_seen)
-            knot.cost_s += rate * believed * share / norm
+        expected_s = self(amount)
+        is_well_known = min(self._num_seen[knot] for knot in shares) >= WELL_KNOWN
+        error_s = min(cost_s - expected_s, LONGEST_PAUSE * expected_s)
+        if is_well_known:
+            self._mean_s *= 1.0 + COMMON_RATE * error_s / expected_s
+        for knot, share in shares.items():
+            self._num_seen[knot] += share
+            rate = max(LOCAL_RATE, share / self._num_seen[knot])
+            self._mean_s[knot] += rate * (self._fitted_s[knot] + error_s - self._mean_s[knot])
 
-    def _raw(self, amount: int) -> float:
-        costs_s = [knot.cost_s for knot in self._knots]
-        return float(self._interpolate(np.array([amount]), costs_s)[0])
+    def _fit(self) -> None:
+        # a mean that forgets at this rate is as good as one of so many
+        weights = np.minimum(self._num_seen, 2.0 / LOCAL_RATE)
+        steps = np.diff(_GRID)
+        stiffness = STIFFNESS / steps
+        pull = stiffness * self._slope(weights) * steps
+        # least squares: knots from their means, and their differences from an even rise
+        system = np.diag(weights + np.append(stiffness, 0.0) + np.append(0.0, stiffness))
+        system -= np.diag(stiffness, 1) + np.diag(stiffness, -1)
+        known = weights * self._mean_s - np.append(pull, 0.0) + np.append(0.0, pull)
+        fitted_s = np.linalg.solve(system, known)
+        self._fitted_s = np.array(_never_falling(fitted_s.tolist(), (weights + 0.01).tolist()))
 
-    def _interpolate(self, amounts: NDArray[Any], costs_s: Sequence[float]) -> Floats:
-        known = [knot.amount for knot in self._knots]
-        inside = np.clip(amounts, known[0], known[-1])
+    def _slope(self, weights: Floats) -> float:
+        """Seconds that one more unit adds, over all that was seen."""
+        guess = self.relative_slope * self._fitted_s[0]
+        away = _GRID - np.average(_GRID, weights=weights)
+        covariance, spread = weights @ (away * self._mean_s), weights @ (away * away)
+        return float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR))
+
+    def _interpolate(self, amounts: NDArray[Any], costs_s: Floats) -> Floats:
+        inside = np.clip(amounts, KNOTS[0], KNOTS[-1])
         beyond = self._guess(amounts) / self._guess(inside)
-        return np.asarray(np.interp(inside, known, costs_s) * beyond, dtype=np.float64)
+        return np.asarray(np.interp(inside, _GRID, costs_s) * beyond, dtype=np.float64)
 
     def _guess(self, amounts: NDArray[Any]) -> Floats:
         return 1.0 + self.relative_slope * (amounts - 1.0)
-
-
-def _below(amount: int) -> int:
-    """The last knot of the grid that is no greater; the first, if there is none."""
-    return KNOTS[max(bisect_right(KNOTS, amount) - 1, 0)]
-
-
-def _above(amount: int) -> int:
-    """The first knot that is no smaller; the last, if there is none."""
-    return KNOTS[min(bisect_left(KNOTS, amount), len(KNOTS) - 1)]
 
 
 def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:

@@ -74,7 +74,8 @@ class ObservedRound:
     is_draft_typical: bool
     """Whether the drafters did nothing else meanwhile, such as catching up on a prompt."""
     is_verify_typical: bool
-    """Whether the round was one step of the target, that had not to wait for another."""
+    """Whether the round was one step of the target, that had not to wait for another, as the first
+    round of a sequence often has."""
     is_overlapped: bool
     """Whether drafters went on during the verification."""
     is_after_overlap: bool

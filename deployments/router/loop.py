@@ -200,6 +200,7 @@ class RoundLoop:
             self._lose_target(members, error)
             return
         verify_s = self._clock() - verify_started
+        is_prefilled = any(is_prefill(request) for request in batch)
         outcomes, num_committed = self._commit(members, batch, reply, speculated)
         record = RoundRecord(
             outcomes=outcomes,
@@ -207,11 +208,11 @@ class RoundLoop:
             longest_draft=speculated.longest_draft,
             num_tokens=reply.num_tokens,
             is_draft_typical=speculated.is_typical,
-            is_verify_typical=reply.num_steps == 1,
+            is_verify_typical=reply.num_steps == 1 and not is_prefilled,
             is_overlapped=is_overlapped,
             is_after_overlap=speculated.is_after_overlap,
             reason=speculated.reason,
-            is_prefill=any(is_prefill(request) for request in batch),
+            is_prefill=is_prefilled,
             num_sequences=len(members),
             num_live=self.num_live,
             num_committed=num_committed,

@@ -106,7 +106,8 @@ class TestCost:
             amount = rng.randint(1, 30)
             cost.observe(amount, true_cost(amount) * rng.uniform(0.95, 1.05))
         for amount in (1, 5, 8, 9, 12, 20, 30):
-            assert cost(amount) == pytest.approx(true_cost(amount), rel=0.04)
+            # a little of a step is lost, lest noise look like one
+            assert cost(amount) == pytest.approx(true_cost(amount), rel=0.07)
 
     def test_the_guess_stands_in_beyond_what_was_seen(self) -> None:
         cost = CostCurve(relative_slope=0.1)
@@ -144,23 +145,32 @@ class TestCost:
             cost.observe(4, 50)
         assert cost(4) < 55
 
-    @pytest.mark.parametrize("costs", [(90, 31), (31, 90), (30, 90), (90, 30)])
+    @pytest.mark.parametrize("costs", [(90, 27), (27, 90)])
     def test_one_pause_does_not_make_an_amount_look_dear(self, costs: Sequence[float]) -> None:
         cost = CostCurve(relative_slope=0.02)
         for _ in range(10):
             cost.observe(4, 25)
         for cost_s in costs:
             cost.observe(8, cost_s)
-            assert cost(8) < 36
-        assert cost(8) > 29
+        assert 25 < cost(8) < 33
+        assert 25 < cost(6) < 30
 
-    def test_an_amount_that_was_dear_twice_is_dear(self) -> None:
+    def test_noise_does_not_look_like_a_step(self) -> None:
+        cost, rng = CostCurve(relative_slope=0.02), random.Random(0)
+        for _ in range(100):
+            cost.observe(12, rng.gauss(30, 2))
+        for _ in range(2):
+            cost.observe(13, 36)
+        assert cost(13) - cost(12) < 3
+
+    def test_an_amount_that_is_always_dear_is_dear(self) -> None:
         cost = CostCurve(relative_slope=0.02)
         for _ in range(10):
             cost.observe(4, 25)
-        for _ in range(2):
+        for _ in range(20):
             cost.observe(8, 90)
-        assert cost(8) == pytest.approx(90)
+        assert cost(8) == pytest.approx(90, rel=0.1)
+        assert cost(4) < 40
 
 
 class TestDraftCost:
@@ -177,8 +187,9 @@ class TestDraftCost:
         cost = DraftCost()
         for _ in range(50):
             cost.observe(1, 4, 0.004)
+        cost.observe(16, 4, 0.004)
         assert cost.of(16)(4) == pytest.approx(0.004)
-        for _ in range(2):  # it may have been a pause once
+        for _ in range(10):  # once, it may have been a pause
             cost.observe(16, 2, 0.010)
-        assert cost.of(16)(2) > 0.006
+        assert cost.of(16)(2) > 0.007
         assert cost.of(1)(4) == pytest.approx(0.004)

@@ -134,6 +134,14 @@ class TestDrafters:
         # the first call only announces the sequence; every round commits one token
         assert asked == [0, 3, 2, 1]
 
+    async def test_first_rounds_tell_nothing_of_what_drafts_cost(self, models: Models) -> None:
+        """They wait for the step that runs, so their tokens would look dear."""
+        async with running_loop(models, drafts=model_drafts(models)) as (loop, _, observer):
+            await run_all(loop, [make_params(seed) for seed in range(4)], concurrency=2)
+        assert sum(record.is_prefill for record in observer.records) == 4
+        assert not any(r.is_prefill and r.is_verify_typical for r in observer.records)
+        assert any(record.is_verify_typical for record in observer.records)
+
     async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
         told: list[bool] = []
 
