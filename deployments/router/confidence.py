@@ -7,7 +7,6 @@ gathers, as far as memory reaches, so that beta follows text that changes.
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +28,8 @@ LARGEST_DEPARTURE = 3.0
 """Of a logarithm of beta from the first guess: a factor of 20 both ways."""
 NUM_PATHS = 64
 """Drafts that are remembered, to foresee the next."""
+LONGEST_PATH = 64
+"""Tokens of a draft, at most."""
 
 
 @dataclass(slots=True)
@@ -103,22 +104,25 @@ class Paths:
     """The confidences of the last drafts, as samples of the next ones."""
 
     def __init__(self) -> None:
-        self._logs: deque[list[float]] = deque(maxlen=NUM_PATHS)
+        self._logs = np.zeros((NUM_PATHS, LONGEST_PATH))
+        """A path that ended earlier goes on as sure as it was so far."""
+        self._num_added = 0
 
     def __len__(self) -> int:
-        return len(self._logs)
+        return min(self._num_added, NUM_PATHS)
 
     def add(self, confidences: Sequence[float]) -> None:
-        self._logs.append([_log(confidence) for confidence in confidences])
+        logs = [_log(confidence) for confidence in confidences[:LONGEST_PATH]]
+        row = self._logs[self._num_added % NUM_PATHS]
+        row[: len(logs)] = logs
+        row[len(logs) :] = sum(logs) / len(logs)
+        self._num_added += 1
 
     def log_products(self, depth: int, *, newest: int) -> Floats:
-        """Of the confidences up to each position.  # [paths, depth]
-
-        A path that ended earlier goes on as sure as it was so far.
-        """
-        paths = list(self._logs)[-newest:]
-        rows = [logs[:depth] + [sum(logs) / len(logs)] * (depth - len(logs)) for logs in paths]
-        return np.cumsum(np.array(rows), axis=1)
+        """Of the confidences up to each position.  # [paths, depth]"""
+        num_paths = min(len(self), newest)
+        chosen = np.arange(self._num_added - num_paths, self._num_added) % NUM_PATHS
+        return self._logs[chosen, :depth].cumsum(axis=1)
 
 
 def _log(confidence: float) -> float:

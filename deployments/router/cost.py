@@ -40,6 +40,16 @@ SLOPE_PRIOR = 15.0
 """What the guess of the slope weighs: as much as so many observations a unit from the others."""
 
 
+def _ties() -> Floats:
+    """What draws neighbours towards an even rise, in the least squares of a curve."""
+    ties = STIFFNESS / np.diff(_GRID)
+    diagonal = np.append(ties, 0.0) + np.append(0.0, ties)
+    return np.diag(diagonal) - np.diag(ties, 1) - np.diag(ties, -1)
+
+
+_TIES = _ties()
+
+
 class CostCurve:
     """Seconds by amount: straight between knots, and never falling.
 
@@ -102,20 +112,20 @@ class CostCurve:
     def _fit(self) -> None:
         # a mean that forgets at this rate is as good as one of so many
         weights = np.minimum(self._num_seen, 2.0 / LOCAL_RATE)
-        steps = np.diff(_GRID)
-        stiffness = STIFFNESS / steps
-        pull = stiffness * self._slope(weights) * steps
-        # least squares: knots from their means, and their differences from an even rise
-        system = np.diag(weights + np.append(stiffness, 0.0) + np.append(0.0, stiffness))
-        system -= np.diag(stiffness, 1) + np.diag(stiffness, -1)
-        known = weights * self._mean_s - np.append(pull, 0.0) + np.append(0.0, pull)
+        system = _TIES.copy()
+        system.flat[:: len(KNOTS) + 1] += weights
+        known = weights * self._mean_s
+        # between two knots of many, what the slope adds to one it takes from the other
+        pull = STIFFNESS * self._slope(weights)
+        known[0] -= pull
+        known[-1] += pull
         fitted_s = np.linalg.solve(system, known)
         self._fitted_s = np.array(_never_falling(fitted_s.tolist(), (weights + 0.01).tolist()))
 
     def _slope(self, weights: Floats) -> float:
         """Seconds that one more unit adds, over all that was seen."""
         guess = self.relative_slope * self._fitted_s[0]
-        away = _GRID - np.average(_GRID, weights=weights)
+        away = _GRID - weights @ _GRID / weights.sum()
         covariance, spread = weights @ (away * self._mean_s), weights @ (away * away)
         return float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR))
 

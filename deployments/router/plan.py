@@ -19,6 +19,9 @@ from deployments.router.cost import Floats, RoundCost
 MIN_SHARE = 0.1
 """Drafting goes as far as this share of the foreseen drafts is worth verifying."""
 
+LEAST_SURVIVAL = 0.01
+"""Drafts that survive with less probability pay nowhere: not worth thinking about."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -41,7 +44,7 @@ def best_plan(survival: Floats, cost: RoundCost) -> Plan:
     plain_rate = num_sequences / cost.verify(num_sequences)
     plain = Plan(gammas=[0] * num_sequences, least_survival=1.0, tokens_per_s=plain_rate)
     flat = survival.ravel()
-    order = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat)]
+    order = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat >= LEAST_SURVIVAL)]
     if not len(order):
         return plain
     chances = flat[order]
