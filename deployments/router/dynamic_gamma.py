@@ -245,6 +245,7 @@ class DynamicGamma:
             # the one we know least of, and of those the newest
             least = min(reversed(draftable), key=self._num_tested)
             self._probe, self._probe_age = least.seq_id, 0
+            self._is_probe_unseen = False  # the round of the last one may have been lost
 
     def _num_tested(self, candidate: Candidate) -> int:
         return self._acceptance.num_tested(candidate.seq_id)

@@ -18,9 +18,8 @@ from deployments.router.cost import Floats, RoundCost
 
 MIN_SHARE = 0.1
 """Drafting goes as far as this share of the foreseen drafts is worth verifying."""
-
 LEAST_SURVIVAL = 0.01
-"""Drafts that survive with less probability pay nowhere: not worth thinking about."""
+"""Drafts that survive with less probability bring too little to be worth the thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

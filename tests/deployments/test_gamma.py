@@ -277,6 +277,14 @@ class TestDynamicGamma:
         rounds.controller.forget("0")
         assert rounds.gammas("1") == [1]
 
+    def test_a_probe_whose_round_is_lost_is_not_the_last(self) -> None:
+        rounds = IdleRounds()
+        rounds.until_probed("0")
+        controller, candidates = rounds.controller, [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
+        assert controller.choose(candidates).gammas == [1]  # of a target that dies: not observed
+        later = [rounds.gammas("0") for _ in range(LONGEST_PROBE + 2 * LONGEST_PAUSE)]
+        assert [1] in later
+
     def test_nothing_is_drafted_where_nothing_may_be(self) -> None:
         controller = DynamicGamma()
         simulate(controller, CPU, lambda _: [0.9, 0.9], 100)
