@@ -128,10 +128,13 @@ class RoundLoop:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start_rounds(self) -> None:
-        """Start whatever can start: called whenever a sequence becomes ready."""
+    def _start_rounds(self, *, free_target: str | None = None) -> list[_Live]:
+        """Start whatever can start: called whenever a sequence becomes ready.
+
+        Returns those of `free_target` that are ready: their round is the caller's to run.
+        """
         if self._is_closed:
-            return
+            return []
         now = self._clock()
         groups: dict[str, list[_Live]] = {}
         waiting: list[LiveSequence] = []
@@ -142,28 +145,41 @@ class RoundLoop:
             num_missing = len(live.sequence.tokens) - target.cached_len
             is_uncached = target.replica_id is None or target.cached_len == 0
             if is_uncached or num_missing > MAX_CATCH_UP:
-                self._spawn_round(target.replica_id, [live])
+                live.in_round = True
+                live.own_round = self._spawn(self._run_own_round(target.replica_id, live))
             elif target.replica_id in self._busy_targets:
                 waiting.append(live.sequence)
             elif target.replica_id is not None:
+                live.in_round = True
                 groups.setdefault(target.replica_id, []).append(live)
-        for replica_id, members in groups.items():
-            self._busy_targets.add(replica_id)
-            self._spawn_round(replica_id, members, is_shared=True)
         if waiting:
             contextvars.Context().run(self._speculation.prepare, waiting)  # see _spawn
+        self._busy_targets.update(groups)
+        to_run = groups.pop(free_target, []) if free_target is not None else []
+        for replica_id, members in groups.items():
+            self._spawn(self._run_rounds(replica_id, members))
+        return to_run
 
-    def _spawn_round(
-        self, replica_id: str | None, members: list[_Live], *, is_shared: bool = False
-    ) -> None:
-        task = self._spawn(self._run_round(replica_id, members, is_shared=is_shared))
-        for live in members:
-            live.in_round = True
-            live.own_round = None if is_shared else task
+    async def _run_own_round(self, replica_id: str | None, live: _Live) -> None:
+        try:
+            await self._run_round(replica_id, [live])
+        finally:
+            self._start_rounds()
 
-    async def _run_round(
-        self, replica_id: str | None, members: list[_Live], *, is_shared: bool
-    ) -> None:
+    async def _run_rounds(self, replica_id: str, members: list[_Live]) -> None:
+        """Round after round of the sequences that share a target.
+
+        All in one task: the next round's request is sent before the streams have their turn, which
+        hand out the texts of the last one while the workers compute.
+        """
+        while members:
+            try:
+                await self._run_round(replica_id, members)
+            finally:
+                self._busy_targets.discard(replica_id)
+                members = self._start_rounds(free_target=replica_id)
+
+    async def _run_round(self, replica_id: str | None, members: list[_Live]) -> None:
         try:
             await self._draft_verify_commit(replica_id, members)
         except Exception:  # a defect of ours: its sequences end, the others go on
@@ -172,15 +188,12 @@ class RoundLoop:
                 if not live.sequence.is_done:
                     live.sequence.fail(TandemError("internal error; the server's log says more"))
         finally:
-            if is_shared and replica_id is not None:
-                self._busy_targets.discard(replica_id)
             for live in members:
                 live.in_round = False
                 live.own_round = None
                 if live.sequence.is_done:
                     del self._live[live.sequence.seq_id]
                     self._release(live.sequence)
-            self._start_rounds()
 
     async def _draft_verify_commit(self, replica_id: str | None, members: list[_Live]) -> None:
         started = self._clock()

@@ -11,6 +11,7 @@ import pytest
 from deployments.router.gamma import Candidate, Decision, FixedGamma
 from deployments.router.loop import LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
+from deployments.router.sequence import Sequence as LiveSequence
 from tests.deployments.loops import (
     CACHE,
     DRAFTERS,
@@ -205,6 +206,27 @@ async def test_calls_are_nobodys_children(models: Models) -> None:
         loop.cancel(left.sequence)
         await wait_until(lambda: targets.num_used_blocks == 0)
     assert set(seen) == {None}
+
+
+async def test_the_next_round_is_sent_before_texts_are_handed_out(models: Models) -> None:
+    """So that the router writes to clients while the workers compute."""
+    num_tokens = 10
+    deltas: asyncio.Queue[object] = asyncio.Queue()
+    sequence = LiveSequence.open(
+        "s",
+        make_params(0, max_tokens=num_tokens),
+        decoder=CharacterTokenizer(),
+        eos_token_ids=(),
+        emit=deltas.put_nowait,
+    )
+    num_sent = []
+    async with running_loop(models, gamma=0) as (loop, targets, _), asyncio.timeout(30):
+        loop.add(sequence)
+        for _ in range(num_tokens):
+            await deltas.get()
+            num_sent.append(len(targets.calls))
+    # the first is a round of its own, and nothing comes after the last
+    assert num_sent == [1, *range(3, num_tokens + 1), num_tokens]
 
 
 class TestEnds:
