@@ -18,7 +18,7 @@ import httpx
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from cluster.bench.client import Endpoint, Load, LoadError, cancel_all, http_client, stream
+from cluster.bench.client import Endpoint, Event, Load, LoadError, cancel_all, http_client, stream
 from cluster.bench.remote import served_models
 from cluster.bench.report import markdown_table, milliseconds, percentiles, write_report
 from cluster.bench.rows import Setting, make_settings
@@ -61,8 +61,16 @@ class Interference:
     """When the long prompt was sent."""
     first_s: float
     """When its first text came."""
-    chunks_s: tuple[tuple[float, ...], ...]
-    """Of each stream."""
+    chunks: tuple[tuple[Event, ...], ...]
+    """The pieces of text of each stream."""
+
+    def texts_alone(self) -> list[str]:
+        """What each stream wrote before the long prompt was sent."""
+        return self._texts(self.began_s, self.sent_s)
+
+    def texts_beside(self) -> list[str]:
+        """What each wrote until the long prompt was answered."""
+        return self._texts(self.sent_s, self.first_s)
 
     def gaps_alone(self) -> list[float]:
         """Between two chunks of a stream, before the long prompt was sent."""
@@ -73,7 +81,14 @@ class Interference:
         return [b - a for a, b in self._pairs() if b > self.sent_s and a < self.first_s]
 
     def _pairs(self) -> list[tuple[float, float]]:
-        return [pair for of_stream in self.chunks_s for pair in pairwise(of_stream)]
+        times = [[chunk.at_s for chunk in of_stream] for of_stream in self.chunks]
+        return [pair for of_stream in times for pair in pairwise(of_stream)]
+
+    def _texts(self, after_s: float, until_s: float) -> list[str]:
+        return [
+            "".join(chunk.text for chunk in of_stream if after_s < chunk.at_s <= until_s)
+            for of_stream in self.chunks
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +102,10 @@ class LongPromptRow:
     gap_alone_s: tuple[float, ...]
     """p50, p95, p99 and the longest between two chunks of a stream, before the long prompt."""
     gap_beside_s: tuple[float, ...]
+    """Likewise, while it is prefilled."""
+    tokens_per_s_alone: tuple[float, ...]
+    """Of all streams together, in each repeat, before the long prompt."""
+    tokens_per_s_beside: tuple[float, ...]
     """Likewise, while it is prefilled."""
     time_to_first_s: float
     """Of the long prompt, the median."""
@@ -112,7 +131,10 @@ def run_long_prompt(options: LongPromptOptions) -> list[LongPromptRow]:
                 of_setting.append(_measure(server, setting, loads, options.alone_s))
                 progress.update()
         progress.close()
-        rows = [make_row(s, of_s, len(loads.long_prompt)) for s, of_s in measured.items()]
+        rows = [
+            make_row(s, of_s, len(loads.long_prompt), count_tokens=loads.count_tokens)
+            for s, of_s in measured.items()
+        ]
         report = {**header(options, server), "rows": [asdict(row) for row in rows]}
     write_report(options.output, "long-prompt", report, format_table(rows))
     return rows
@@ -134,6 +156,10 @@ class _Loads:
         num_tokens = long_prompt_len(options, max_model_len)
         text = make_long_text(num_tokens * MOST_CHARACTERS_PER_TOKEN, seed=options.seed)
         self.long_prompt = tuple(self._tokenizer.encode(text, verbose=False)[:num_tokens])
+
+    def count_tokens(self, text: str) -> int:
+        """About: what is cut out of a text may be cut in the middle of a token."""
+        return len(self._tokenizer.encode(text, verbose=False))
 
     def prompts(self, setting: Setting) -> list[str]:
         return self._prompts[setting.text][: setting.concurrency]
@@ -183,18 +209,18 @@ async def interfere(
     endpoint: Endpoint, streams: Load, long: Load, *, alone_s: float
 ) -> Interference:
     """Run the streams, and after a while the long prompt beside them; raises LoadError."""
-    chunks_s: list[list[float]] = [[] for _ in streams.prompts]
+    chunks: list[list[Event]] = [[] for _ in streams.prompts]
     async with http_client(endpoint) as client:
 
         async def run(index: int) -> None:
             async with aclosing(stream(client, endpoint, streams, index)) as events:
                 async for event in events:
                     if event.text:
-                        chunks_s[index].append(event.at_s)
+                        chunks[index].append(event)
 
-        tasks = [asyncio.create_task(run(index)) for index in range(len(chunks_s))]
+        tasks = [asyncio.create_task(run(index)) for index in range(len(chunks))]
         try:
-            while not all(chunks_s):
+            while not all(chunks):
                 _check_running(tasks)
                 await asyncio.sleep(POLL_S)
             began_s = time.perf_counter()
@@ -208,7 +234,7 @@ async def interfere(
         began_s=began_s,
         sent_s=sent_s,
         first_s=first_s,
-        chunks_s=tuple(tuple(of_stream) for of_stream in chunks_s),
+        chunks=tuple(tuple(of_stream) for of_stream in chunks),
     )
 
 
@@ -235,7 +261,11 @@ def _check_running(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def make_row(
-    setting: Setting, measured: Sequence[Interference], num_long_tokens: int
+    setting: Setting,
+    measured: Sequence[Interference],
+    num_long_tokens: int,
+    *,
+    count_tokens: Callable[[str], int],
 ) -> LongPromptRow:
     alone = [gap for interference in measured for gap in interference.gaps_alone()]
     beside = [gap for interference in measured for gap in interference.gaps_beside()]
@@ -246,6 +276,12 @@ def make_row(
         num_gaps_beside=len(beside),
         gap_alone_s=percentiles(alone, RANKS),
         gap_beside_s=percentiles(beside, RANKS),
+        tokens_per_s_alone=tuple(
+            sum(map(count_tokens, i.texts_alone())) / (i.sent_s - i.began_s) for i in measured
+        ),
+        tokens_per_s_beside=tuple(
+            sum(map(count_tokens, i.texts_beside())) / (i.first_s - i.sent_s) for i in measured
+        ),
         time_to_first_s=median(i.first_s - i.sent_s for i in measured),
     )
 
@@ -259,6 +295,8 @@ def format_table(rows: Sequence[LongPromptRow]) -> str:
         "gamma": lambda row: str(row.setting.gamma),
         "long prompt, tokens": lambda row: str(row.num_long_tokens),
         "its first token s": lambda row: f"{row.time_to_first_s:.2f}",
+        "streams' tokens/s before": lambda row: f"{median(row.tokens_per_s_alone):.1f}",
+        "meanwhile": lambda row: f"{median(row.tokens_per_s_beside):.1f}",
         "gap before ms p50 / p95 / p99 / max": lambda row: milliseconds(*row.gap_alone_s),
         "gap meanwhile ms p50 / p95 / p99 / max": lambda row: milliseconds(*row.gap_beside_s),
         "gaps": lambda row: f"{row.num_gaps_alone} / {row.num_gaps_beside}",

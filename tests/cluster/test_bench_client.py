@@ -141,7 +141,7 @@ class TestInterference:
         long = Load(prompts=["long"], max_tokens=1, temperature=0.0)
         measured = asyncio.run(interfere(endpoint_of(server), make_load(2), long, alone_s=0.3))
         assert measured.began_s < measured.sent_s < measured.first_s
-        assert [bool(of_stream) for of_stream in measured.chunks_s] == [True, True]
+        assert [bool(of_stream) for of_stream in measured.chunks] == [True, True]
         assert measured.gaps_alone()
         assert server.requests[-1]["prompt"].endswith("long")
 

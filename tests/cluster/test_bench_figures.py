@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.bench.baselines import BATCH, PLAIN, BaselineRow
-from cluster.bench.client import LoadResult
+from cluster.bench.client import Event, LoadResult
 from cluster.bench.growth import Growth, Point, Series, fit_line, fitting_lens, format_tables
 from cluster.bench.long_prompt import (
     Interference,
@@ -205,22 +205,26 @@ class TestLongPrompt:
             began_s=1.0,
             sent_s=3.0,
             first_s=6.0,
-            chunks_s=((0.0, 1.5, 2.0, 2.9, 5.0, 6.5, 7.0), (1.0, 3.5)),
+            chunks=(make_chunks(0.0, 1.5, 2.0, 2.9, 5.0, 6.5, 7.0), make_chunks(1.0, 3.5)),
         )
         # 0.0 to 1.5: the other stream had yet to begin; 6.5 to 7.0: the long prompt was answered
         assert interference.gaps_alone() == pytest.approx([0.5, 0.9])
         assert interference.gaps_beside() == pytest.approx([2.1, 1.5, 2.5])
+        assert interference.texts_alone() == ["1.5 2.0 2.9 ", ""]
+        assert interference.texts_beside() == ["5.0 ", "3.5 "]
 
     def test_a_row_pools_the_repeats(self) -> None:
         setting = Setting(text="easy", temperature=0.0, concurrency=1, gamma=4)
         measured = [
-            Interference(began_s=0, sent_s=1, first_s=first_s, chunks_s=((0.1, 0.2, 0.3, 1.5),))
+            Interference(
+                began_s=0, sent_s=1, first_s=first_s, chunks=(make_chunks(0.1, 0.2, 0.3, 1.5),)
+            )
             for first_s in (2.0, 3.0, 9.0)
         ]
-        row = make_long_prompt_row(setting, measured, 4000)
+        row = make_long_prompt_row(setting, measured, 4000, count_tokens=len)
         assert (row.num_gaps_alone, row.num_gaps_beside, row.time_to_first_s) == (6, 3, 2.0)
         assert format_long_prompt([row]).splitlines()[2] == (
-            "| easy | 0 | 1 | 4 | 4000 | 2.00 | 100 / 100 / 100 / 100 | "
+            "| easy | 0 | 1 | 4 | 4000 | 2.00 | 12.0 | 2.0 | 100 / 100 / 100 / 100 | "
             "1200 / 1200 / 1200 / 1200 | 6 / 3 |"
         )
 
@@ -238,6 +242,10 @@ class TestLongPrompt:
         assert len(text) == 2_000_000
         assert make_long_text(5000, seed=1) == text[:5000]
         assert make_long_text(5000, seed=2) != text[:5000]
+
+
+def make_chunks(*times_s: float) -> tuple[Event, ...]:
+    return tuple(Event(at_s=at_s, text=f"{at_s} ", num_tokens=None) for at_s in times_s)
 
 
 def make_long_options(long_tokens: int | None) -> LongPromptOptions:
