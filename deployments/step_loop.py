@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from deployments.linger import Linger
 from workers.errors import TandemError
 from workers.types import Reply, WorkRequest, WorkResult
 
@@ -87,6 +88,10 @@ class StepLoop(Generic[RequestT, ResultT]):
         """The work when callers were last heard: a call that comes has waited since."""
         self._answered: set[str] = set()
         """Sequences answered by the last step: a call for them cannot have waited for it."""
+        self._linger = Linger()
+        self._last_step_s = 0.0
+        self._listens_since: float | None = None
+        """When the last step ended, while none runs: a call that comes has just been made."""
         self._step_began: float | None = None
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -120,6 +125,8 @@ class StepLoop(Generic[RequestT, ResultT]):
             return
         has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
         before = self._heard if has_waited else self.work
+        if self._listens_since is not None and not has_waited:
+            self._linger.observe(self._clock() - self._listens_since)
         call = _Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
         now = self._clock()
         for request in batch:
@@ -217,9 +224,13 @@ class StepLoop(Generic[RequestT, ResultT]):
                 self._wake_up.clear()
                 has_more = True
                 while has_more:
+                    await self._wait_for_answered()
+                    self._listens_since = None
                     has_more = self._turn()
+                    ended = self._clock()
                     await _hear()
                     self._heard = self.work
+                    self._listens_since = ended
                 self._worker.rest()
         except Exception as error:
             logger.exception("the worker has failed")
@@ -244,10 +255,11 @@ class StepLoop(Generic[RequestT, ResultT]):
             # a released one is of an earlier request, which is answered already
             results += [answer for answer in answers if not answer.is_released]
         answers, has_run = self._worker.step()
+        self._last_step_s = time.perf_counter() - started
         self.work = Work(
             num_steps=self.work.num_steps + has_run,
             num_tokens=self._worker.num_tokens_run,
-            busy_s=self.work.busy_s + time.perf_counter() - started,
+            busy_s=self.work.busy_s + self._last_step_s,
         )
         self._step_began = None
         results += answers
@@ -255,6 +267,30 @@ class StepLoop(Generic[RequestT, ResultT]):
             self._settle(result)
         # answers without a step may let others in; with neither, only a new call helps
         return bool(self._waiting) and (has_run or bool(results))
+
+    async def _wait_for_answered(self) -> None:
+        """Before a step of nothing but new or long prompts: see Linger."""
+        if self._listens_since is None or not self._answered:
+            return
+        until = self._listens_since + self._linger.limit_s(last_step_s=self._last_step_s)
+        limit_s = until - self._clock()
+        if limit_s <= 0.0 or self._is_somebody_back or not self._worker.has_only_prefills:
+            return
+        self._worker.rest()
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self._is_somebody_back:
+                    self._wake_up.clear()
+                    await self._wake_up.wait()
+        except TimeoutError:
+            self._linger.observe(self._clock() - self._listens_since)
+
+    @property
+    def _is_somebody_back(self) -> bool:
+        """Whether a sequence that was running goes on, or none can."""
+        return any(request.base_len > 0 for request in self._inbox.values()) or (
+            self._answered <= set(self._to_release)
+        )
 
     async def _sweep(self) -> None:
         while True:

@@ -48,6 +48,10 @@ class Backlog(Generic[RequestT]):
     def __contains__(self, seq_id: str) -> bool:
         return seq_id in self._items
 
+    @property
+    def has_only_prefills(self) -> bool:
+        return all(item.is_prefill for item in self._items.values())
+
     def submit(self, request: RequestT) -> int | None:
         """Accept a request, in place of an earlier one for the same sequence.
 

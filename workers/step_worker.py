@@ -85,6 +85,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """Requests accepted and not answered."""
         return len(self._backlog)
 
+    @property
+    def has_only_prefills(self) -> bool:
+        """Whether all that waits are long prompts."""
+        return self._backlog.has_only_prefills
+
     def run_batch(self, batch: Sequence[RequestT]) -> list[ResultT]:
         """Serve a batch to the end, in as many steps as its prefills need.
 

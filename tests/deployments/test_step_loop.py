@@ -121,6 +121,41 @@ async def test_a_worker_rests_when_all_is_answered(
     assert steps_at_rest == [3, 4]
 
 
+async def test_running_sequences_are_in_every_step_of_a_long_prompt(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come back soon after a step, but not at once, as their callers draft first."""
+    loop = start_loop()
+    step = loop.worker.step
+
+    def slow_step() -> tuple[list[VerifyResult], bool]:
+        time.sleep(0.02)
+        return step()
+
+    monkeypatch.setattr(loop.worker, "step", slow_step)
+    tokens = [5, 6, 7]
+    num_cached = 0
+
+    async def go_on() -> None:
+        nonlocal num_cached
+        (result,) = (await loop.run([make_request("short", tokens[num_cached:], num_cached)])).results
+        num_cached = len(tokens)
+        tokens.append(result.tokens[0])
+        await asyncio.sleep(0.001)
+
+    for _ in range(8):  # how soon they come back is learnt
+        await go_on()
+    before = loop.work.num_steps
+    long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
+    num_rounds = 0
+    while not long.done():
+        await go_on()
+        num_rounds += 1
+    num_steps = loop.work.num_steps - before
+    assert num_steps >= 9
+    assert num_rounds >= 0.8 * num_steps
+
+
 async def test_an_empty_call_is_answered(start_loop: Callable[..., Loop]) -> None:
     assert await start_loop().run_batch([]) == ()
 
