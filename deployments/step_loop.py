@@ -87,11 +87,13 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._heard = self.work
         """The work when callers were last heard: a call that comes has waited since."""
         self._answered: set[str] = set()
-        """Sequences answered by the last step: a call for them cannot have waited for it."""
+        """Sequences answered since the last step began, and not released: a call for them cannot
+        have waited for it."""
         self._linger = Linger()
         self._last_step_s = 0.0
-        self._listens_since: float | None = None
-        """When the last step ended, while none runs: a call that comes has just been made."""
+        self._last_step_ended = 0.0
+        self._is_listening = True
+        """Whether calls are heard when they are made: none were made during a step."""
         self._step_began: float | None = None
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -125,8 +127,8 @@ class StepLoop(Generic[RequestT, ResultT]):
             return
         has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
         before = self._heard if has_waited else self.work
-        if self._listens_since is not None and not has_waited:
-            self._linger.observe(self._clock() - self._listens_since)
+        if self._is_listening and not has_waited:
+            self._linger.observe(self._clock() - self._last_step_ended)
         call = _Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
         now = self._clock()
         for request in batch:
@@ -168,6 +170,7 @@ class StepLoop(Generic[RequestT, ResultT]):
             self._inbox.pop(seq_id, None)
             self._last_used.pop(seq_id, None)
             self._settle_released(seq_id)
+            self._answered.discard(seq_id)
         self._wake_up.set()
 
     async def close(self) -> None:
@@ -225,12 +228,11 @@ class StepLoop(Generic[RequestT, ResultT]):
                 has_more = True
                 while has_more:
                     await self._wait_for_answered()
-                    self._listens_since = None
+                    self._is_listening = False
                     has_more = self._turn()
-                    ended = self._clock()
                     await _hear()
                     self._heard = self.work
-                    self._listens_since = ended
+                    self._is_listening = True
                 self._worker.rest()
         except Exception as error:
             logger.exception("the worker has failed")
@@ -240,7 +242,6 @@ class StepLoop(Generic[RequestT, ResultT]):
     def _turn(self) -> bool:
         """Hand over what has arrived and run a step; whether another may follow at once."""
         self._step_began = started = time.perf_counter()
-        self._answered.clear()
         inbox, self._inbox = self._inbox, {}
         self._worker.release(self._to_release)  # first: a caller may ask again at once
         self._to_release.clear()
@@ -254,14 +255,18 @@ class StepLoop(Generic[RequestT, ResultT]):
                 continue
             # a released one is of an earlier request, which is answered already
             results += [answer for answer in answers if not answer.is_released]
+        began = self._clock()
         answers, has_run = self._worker.step()
-        self._last_step_s = time.perf_counter() - started
         self.work = Work(
             num_steps=self.work.num_steps + has_run,
             num_tokens=self._worker.num_tokens_run,
-            busy_s=self.work.busy_s + self._last_step_s,
+            busy_s=self.work.busy_s + time.perf_counter() - started,
         )
         self._step_began = None
+        if has_run:
+            self._last_step_ended = self._clock()
+            self._last_step_s = self._last_step_ended - began
+            self._answered.clear()
         results += answers
         for result in results:
             self._settle(result)
@@ -270,27 +275,25 @@ class StepLoop(Generic[RequestT, ResultT]):
 
     async def _wait_for_answered(self) -> None:
         """Before a step of nothing but new or long prompts: see Linger."""
-        if self._listens_since is None or not self._answered:
-            return
-        until = self._listens_since + self._linger.limit_s(last_step_s=self._last_step_s)
+        until = self._last_step_ended + self._linger.limit_s(last_step_s=self._last_step_s)
         limit_s = until - self._clock()
-        if limit_s <= 0.0 or self._is_somebody_back or not self._worker.has_only_prefills:
+        if limit_s <= 0.0 or not self._waiting or not self._worker.has_only_prefills:
+            return
+        if self._is_nobody_missing:
             return
         self._worker.rest()
         try:
             async with asyncio.timeout(limit_s):
-                while not self._is_somebody_back:
+                while not self._is_nobody_missing:
                     self._wake_up.clear()
                     await self._wake_up.wait()
         except TimeoutError:
-            self._linger.observe(self._clock() - self._listens_since)
+            self._linger.observe(self._clock() - self._last_step_ended)
 
     @property
-    def _is_somebody_back(self) -> bool:
-        """Whether a sequence that was running goes on, or none can."""
-        return any(request.base_len > 0 for request in self._inbox.values()) or (
-            self._answered <= set(self._to_release)
-        )
+    def _is_nobody_missing(self) -> bool:
+        """Whether running sequences have come, or none are left."""
+        return not self._answered or any(r.base_len > 0 for r in self._inbox.values())
 
     async def _sweep(self) -> None:
         while True:

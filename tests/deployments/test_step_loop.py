@@ -11,7 +11,7 @@ from tests.tiny_models import save_model
 from workers.errors import ContextLengthError
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
-from workers.target import Target
+from workers.target import MIN_PREFILL_CHUNK, Target
 from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
 
 Loop = StepLoop[VerifyRequest, VerifyResult]
@@ -121,39 +121,98 @@ async def test_a_worker_rests_when_all_is_answered(
     assert steps_at_rest == [3, 4]
 
 
-async def test_running_sequences_are_in_every_step_of_a_long_prompt(
+class Running:
+    """Sequences that go on and on, each time after drafting for a second by the clock."""
+
+    def __init__(self, loop: Loop, clock: Clock, *seq_ids: str) -> None:
+        self.loop = loop
+        self.clock = clock
+        self.tokens = {seq_id: [5, 6, 7] for seq_id in seq_ids}
+        self.num_cached = dict.fromkeys(seq_ids, 0)
+
+    async def go_on(self) -> Reply[VerifyResult]:
+        for _ in range(5):  # turns of the event loop, so that whatever does not wait begins
+            await asyncio.sleep(0)
+        self.clock.now += 1.0
+        reply = await self.loop.run(
+            [
+                make_request(seq_id, tokens[self.num_cached[seq_id] :], self.num_cached[seq_id])
+                for seq_id, tokens in self.tokens.items()
+            ]
+        )
+        for result in reply.results:
+            tokens = self.tokens[result.seq_id]
+            self.num_cached[result.seq_id] = len(tokens)
+            tokens.append(result.tokens[0])
+        return reply
+
+    async def end(self, seq_id: str) -> None:
+        self.tokens.pop(seq_id)
+        self.loop.release([seq_id])
+        await asyncio.sleep(0)  # that is heard before anything else
+
+
+@pytest.fixture
+async def slow_loop(
     start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They come back soon after a step, but not at once, as their callers draft first."""
-    loop = start_loop()
+) -> tuple[Loop, Clock]:
+    """Steps of 20 seconds, by the clock."""
+    clock = Clock()
+    loop = start_loop(clock)
     step = loop.worker.step
 
     def slow_step() -> tuple[list[VerifyResult], bool]:
-        time.sleep(0.02)
+        if loop.worker.num_waiting:
+            clock.now += 20.0
         return step()
 
     monkeypatch.setattr(loop.worker, "step", slow_step)
-    tokens = [5, 6, 7]
-    num_cached = 0
+    return loop, clock
 
-    async def go_on() -> None:
-        nonlocal num_cached
-        (result,) = (await loop.run([make_request("short", tokens[num_cached:], num_cached)])).results
-        num_cached = len(tokens)
-        tokens.append(result.tokens[0])
-        await asyncio.sleep(0.001)
 
-    for _ in range(8):  # how soon they come back is learnt
-        await go_on()
+async def test_running_sequences_are_in_every_step_of_a_long_prompt(
+    slow_loop: tuple[Loop, Clock],
+) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a")
+    for _ in range(3):  # how soon they come back is learnt
+        await running.go_on()
     before = loop.work.num_steps
     long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
     num_rounds = 0
     while not long.done():
-        await go_on()
+        await running.go_on()
         num_rounds += 1
     num_steps = loop.work.num_steps - before
     assert num_steps >= 9
-    assert num_rounds >= 0.8 * num_steps
+    assert num_rounds >= num_steps - 1  # the last tokens of a prompt are as soon done as others
+
+
+async def test_the_end_of_one_sequence_does_not_part_the_others_from_a_prompt(
+    slow_loop: tuple[Loop, Clock],
+) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a", "b", "c")
+    for _ in range(3):
+        await running.go_on()
+    await running.end("c")
+    prompt = asyncio.create_task(loop.run([make_request("prompt", [8] * 20)]))
+    reply = await running.go_on()
+    await prompt
+    assert reply.num_tokens == 2 + MIN_PREFILL_CHUNK
+
+
+async def test_nobody_is_waited_for_who_has_ended(slow_loop: tuple[Loop, Clock]) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a")
+    for _ in range(3):
+        await running.go_on()
+    await running.end("a")
+    before = loop.work.num_steps
+    loop.submit([make_request("prompt", [8] * 20)], lambda _: None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert loop.work.num_steps > before
 
 
 async def test_an_empty_call_is_answered(start_loop: Callable[..., Loop]) -> None:
