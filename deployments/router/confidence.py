@@ -30,6 +30,10 @@ NUM_PATHS = 64
 """Drafts that are remembered, to foresee the next."""
 LONGEST_PATH = 64
 """Tokens of a draft, at most."""
+NUM_LATER = 128
+"""Tokens after the first of a draft that are remembered, to foresee how a draft would go on."""
+FEWEST_LATER = 8
+"""With fewer, drafts are foreseen to go on as sure as they were."""
 
 
 @dataclass(slots=True)
@@ -105,18 +109,34 @@ class Paths:
 
     def __init__(self) -> None:
         self._logs = np.zeros((NUM_PATHS, LONGEST_PATH))
-        """A path that ended earlier goes on as sure as it was so far."""
+        """A path that ended goes on like others did."""
         self._num_added = 0
+        self._later = np.zeros(NUM_LATER)
+        self._num_later = 0
+        self._next_later = 0
 
     def __len__(self) -> int:
         return min(self._num_added, NUM_PATHS)
 
     def add(self, confidences: Sequence[float]) -> None:
         logs = [_log(confidence) for confidence in confidences[:LONGEST_PATH]]
+        for log in logs[1:]:
+            self._later[self._num_later % NUM_LATER] = log
+            self._num_later += 1
         row = self._logs[self._num_added % NUM_PATHS]
         row[: len(logs)] = logs
-        row[len(logs) :] = sum(logs) / len(logs)
+        row[len(logs) :] = self._continuation(LONGEST_PATH - len(logs), sum(logs) / len(logs))
         self._num_added += 1
+
+    def _continuation(self, num_tokens: int, mean_log: float) -> Floats:
+        """Of what came after first tokens, each in turn: a path that was sure so far is not much
+        surer than others of what comes next."""
+        num_known = min(self._num_later, NUM_LATER)
+        if num_known < FEWEST_LATER:
+            return np.full(num_tokens, mean_log)
+        chosen = (self._next_later + np.arange(num_tokens)) % num_known
+        self._next_later = (self._next_later + num_tokens) % num_known
+        return self._later[chosen]
 
     def log_products(self, depth: int, *, newest: int) -> Floats:
         """Of the confidences up to each position.  # [paths, depth]"""

@@ -93,6 +93,16 @@ class TestCalibration:
         assert products == pytest.approx(np.array([[0.5, 0.25], [0.9, 0.36]]))
         assert paths.log_products(2, newest=1).shape == (1, 2)
 
+    def test_sure_paths_go_on_as_others_did(self) -> None:
+        """Where every other token is unsure, it is so after any number of sure ones."""
+        paths = Paths()
+        for _ in range(20):
+            paths.add([0.9, 0.9, 0.1])
+        for _ in range(64):
+            paths.add([0.99])
+        logs = np.diff(paths.log_products(5, newest=64), axis=1)
+        assert np.exp(logs.mean()) == pytest.approx(0.3, rel=0.1)
+
 
 class TestCost:
     def test_steps_in_the_costs_are_found(self) -> None:
