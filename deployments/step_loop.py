@@ -93,7 +93,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._last_step_s = 0.0
         self._last_step_ended = 0.0
         self._is_listening = True
-        """Whether calls are heard when they are made: none were made during a step."""
+        """Whether a call that is heard now has just been made, and not during a step."""
         self._step_began: float | None = None
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -277,9 +277,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         """Before a step of nothing but new or long prompts: see Linger."""
         until = self._last_step_ended + self._linger.limit_s(last_step_s=self._last_step_s)
         limit_s = until - self._clock()
-        if limit_s <= 0.0 or not self._waiting or not self._worker.has_only_prefills:
-            return
-        if self._is_nobody_missing:
+        has_prompts_alone = bool(self._waiting) and self._worker.has_only_prefills
+        if limit_s <= 0.0 or not has_prompts_alone or self._is_nobody_missing:
             return
         self._worker.rest()
         try:

@@ -87,7 +87,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def has_only_prefills(self) -> bool:
-        """Whether all that waits are long prompts."""
+        """Whether all that is accepted and not answered are long prompts; also if there is none."""
         return self._backlog.has_only_prefills
 
     def run_batch(self, batch: Sequence[RequestT]) -> list[ResultT]:

@@ -112,8 +112,10 @@ class Paths:
         """A path that ended goes on like others did."""
         self._num_added = 0
         self._later = np.zeros(NUM_LATER)
+        """Logarithms too: of tokens after the first of their draft, which others go on with."""
         self._num_later = 0
         self._next_later = 0
+        """Where the next continuation begins."""
 
     def __len__(self) -> int:
         return min(self._num_added, NUM_PATHS)
