@@ -141,7 +141,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._wake_up.set()
 
     async def run(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        """As `submit`."""
+        """As `submit`; cancelling the call releases its sequences."""
         reply: asyncio.Future[Reply[ResultT]] = asyncio.get_running_loop().create_future()
 
         def answer(outcome: Reply[ResultT] | Exception) -> None:
@@ -153,12 +153,8 @@ class StepLoop(Generic[RequestT, ResultT]):
                 reply.set_result(outcome)
 
         self.submit(batch, answer)
-        return await reply
-
-    async def run_batch(self, batch: Sequence[RequestT]) -> tuple[ResultT, ...]:
-        """The results alone; cancelling the call releases its sequences."""
         try:
-            return (await self.run(batch)).results
+            return await reply
         except asyncio.CancelledError:
             self.release([request.seq_id for request in batch])
             raise
@@ -217,6 +213,7 @@ class StepLoop(Generic[RequestT, ResultT]):
             compute_s=self.work.busy_s - call.before.busy_s,
             num_steps=self.work.num_steps - call.before.num_steps,
             num_tokens=self.work.num_tokens - call.before.num_tokens,
+            num_prefill_tokens=self._worker.num_prefill_tokens,
             results=tuple(call.results[request.seq_id] for request in call.batch),
         )
 

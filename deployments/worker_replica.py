@@ -107,11 +107,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         os._exit(1)
 
     async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        try:
-            return await self._thread.run(self._loop.run(batch))
-        except asyncio.CancelledError:  # their caller has given them up
-            await self.release([request.seq_id for request in batch])
-            raise
+        return await self._thread.run(self._loop.run(batch))
 
     async def stream_address(self) -> StreamAddress:
         """Where routers may stream their calls to; listens from the first time on."""

@@ -24,10 +24,6 @@ class CharacterTokenizer:
         return "".join(CHARACTERS[token] for token in token_ids)
 
 
-def _reply(replica_id: str, results: tuple[Any, ...]) -> Reply[Any]:
-    return Reply(replica_id=replica_id, compute_s=0.0, num_steps=1, num_tokens=1, results=results)
-
-
 class LocalWorkers:
     """A WorkerClient whose replicas are real workers in this process, and mortal."""
 
@@ -48,7 +44,7 @@ class LocalWorkers:
         replica_id = f"replica-{self._num_started}"
         self._num_started += 1
         self.replicas[replica_id] = StepLoop(
-            self._make_worker, idle_timeout_s=300, clock=time.monotonic
+            self._make_worker, idle_timeout_s=300, clock=time.monotonic, replica_id=replica_id
         )
         return replica_id
 
@@ -81,12 +77,12 @@ class LocalWorkers:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self.delay_s)
-                results = await replica.run_batch(batch)
+                reply = await replica.run(batch)
         except TimeoutError:
             raise WorkerLostError(f"no answer in {timeout_s} s") from None
         if replica_id not in self.replicas:
             raise WorkerLostError(f"{replica_id} died")
-        return _reply(replica_id, results)
+        return reply
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
         if replica_id in self.replicas:
@@ -111,7 +107,14 @@ class ScriptedDrafter:
             ProposeResult(seq_id=request.seq_id, draft_tokens=tuple(self._draft(request)))
             for request in batch
         )
-        return _reply(replica_id or "scripted", results)
+        return Reply(
+            replica_id=replica_id or "scripted",
+            compute_s=0.0,
+            num_steps=1,
+            num_tokens=1,
+            num_prefill_tokens=0,
+            results=results,
+        )
 
     async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
         self.released += seq_ids

@@ -52,6 +52,11 @@ class Backlog(Generic[RequestT]):
     def has_only_prefills(self) -> bool:
         return all(item.is_prefill for item in self._items.values())
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Of prompts, that are still to run."""
+        return sum(len(item.remaining) for item in self._items.values() if item.is_prefill)
+
     def submit(self, request: RequestT) -> int | None:
         """Accept a request, in place of an earlier one for the same sequence.
 

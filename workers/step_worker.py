@@ -90,6 +90,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """Whether all that is accepted and not answered are long prompts; also if there is none."""
         return self._backlog.has_only_prefills
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Of prompts that wait to be run, as many as the next step has room for."""
+        return min(self._backlog.num_prefill_tokens, self._max_batched_tokens)
+
     def run_batch(self, batch: Sequence[RequestT]) -> list[ResultT]:
         """Serve a batch to the end, in as many steps as its prefills need.
 

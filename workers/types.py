@@ -177,4 +177,6 @@ class Reply(Generic[ResultT]):
     """Steps that ended during the call, whomever they served."""
     num_tokens: int
     """Tokens run in those steps."""
+    num_prefill_tokens: int
+    """Of prompts that wait to be run, as many as the next step has room for."""
     results: tuple[ResultT, ...]

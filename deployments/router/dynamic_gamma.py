@@ -64,6 +64,10 @@ LONGEST_PROBE = 12
 is catching up are not counted."""
 
 
+_Question = tuple[tuple[str, ...], int]
+"""What a plan is for: sequence ids, and the tokens of others."""
+
+
 def make_controller(gamma: int | Literal["dynamic"]) -> GammaController:
     """The controller that an option names."""
     return DynamicGamma() if gamma == "dynamic" else FixedGamma(gamma)
@@ -93,21 +97,22 @@ class DynamicGamma:
         """Its rounds in which a draft could have come."""
         self._is_probe_unseen = False
         """Whether what became of the last probe is yet to be told."""
-        self._prepared: dict[tuple[str, ...], Plan] = {}
-        """By the candidates' ids; one for each round that is under way."""
+        self._prepared: dict[_Question, Plan] = {}
+        """One for each round that is under way."""
 
-    def prepare(self, candidates: Sequence[Candidate]) -> None:
+    def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
         if self._is_ready:
             if len(self._prepared) >= MOST_PREPARED:  # of rounds that never came
                 self._prepared.clear()
-            self._prepared[_ids(candidates)] = best_plan(self._foresee(candidates), self._cost)
+            self._prepared[_question(candidates, num_beside)] = self._think(candidates, num_beside)
 
-    def choose(self, candidates: Sequence[Candidate]) -> Decision:
+    def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
         if not self._is_ready:
             gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
             first = [min(gamma, candidate.max_gamma) for candidate in candidates]
             return _decision(first, Reason.FIRST)
-        plan = self._plan(candidates)
+        prepared = self._prepared.pop(_question(candidates, num_beside), None)
+        plan = prepared or self._think(candidates, num_beside)
         gammas = [
             min(gamma, candidate.max_gamma)
             for gamma, candidate in zip(plan.gammas, candidates, strict=True)
@@ -139,9 +144,7 @@ class DynamicGamma:
             tokens_per_s=plan.tokens_per_s * PRICES[turn % len(PRICES)],
         )
 
-    def keep(
-        self, decision: Decision, drafted: Sequence[Drafted], *, num_undrafted: int
-    ) -> list[int]:
+    def keep(self, decision: Decision, drafted: Sequence[Drafted], *, num_others: int) -> list[int]:
         for of_sequence in drafted:
             if of_sequence.confidences:
                 self._paths.add(of_sequence.confidences)
@@ -152,9 +155,7 @@ class DynamicGamma:
             self._calibration.survival(of_sequence.seq_id, of_sequence.confidences)
             for of_sequence in drafted
         ]
-        return worth_verifying(
-            survival, self._cost, num_undrafted=num_undrafted, tokens_per_s=price
-        )
+        return worth_verifying(survival, self._cost, num_others=num_others, tokens_per_s=price)
 
     def observe(self, observed: ObservedRound) -> None:
         self._is_probe_unseen &= observed.reason is not Reason.PROBE
@@ -183,10 +184,8 @@ class DynamicGamma:
         """Whether enough has been measured to plan."""
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
 
-    def _plan(self, candidates: Sequence[Candidate]) -> Plan:
-        """The one that was prepared for these candidates, or a new one."""
-        prepared = self._prepared.pop(_ids(candidates), None)
-        return prepared or best_plan(self._foresee(candidates), self._cost)
+    def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
+        return best_plan(self._foresee(candidates), self._cost, num_beside=num_beside)
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
@@ -257,8 +256,8 @@ class DynamicGamma:
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
 
 
-def _ids(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    return tuple(candidate.seq_id for candidate in candidates)
+def _question(candidates: Sequence[Candidate], num_beside: int) -> _Question:
+    return tuple(candidate.seq_id for candidate in candidates), num_beside
 
 
 def _decision(gammas: list[int], reason: Reason) -> Decision:

@@ -97,22 +97,24 @@ class Decision:
 
 
 class GammaController(Protocol):
-    def prepare(self, candidates: Sequence[Candidate]) -> None:
-        """Think about the next choice, which will probably be of these candidates.
+    def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
+        """Think about the next choice, which will probably be of these arguments.
 
         Called while a round is verified, when nobody waits for the answer.
         """
         ...
 
-    def choose(self, candidates: Sequence[Candidate]) -> Decision:
-        """The draft lengths of this round."""
+    def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+        """The draft lengths of this round.
+
+        `num_beside` tokens of others, such as prompts that wait, are to be run in the same step.
+        """
         ...
 
-    def keep(
-        self, decision: Decision, drafted: Sequence[Drafted], *, num_undrafted: int
-    ) -> list[int]:
+    def keep(self, decision: Decision, drafted: Sequence[Drafted], *, num_others: int) -> list[int]:
         """Of what was drafted by a decision, how many tokens of each sequence to verify.
 
+        `num_others` tokens of the step are of others: of sequences without drafts, of prompts.
         They depend on how sure the drafter was of these very tokens. That changes no text where
         the target's own sample decides; under the ratio test it would.
         """
@@ -133,10 +135,15 @@ class FixedGamma:
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
 
-    def prepare(self, candidates: Sequence[Candidate]) -> None:
+    def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
         """Nothing to think about."""
 
-    def choose(self, candidates: Sequence[Candidate]) -> Decision:
+    def choose(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        num_beside: int,  # noqa: ARG002
+    ) -> Decision:
         gammas = [min(self._gamma, candidate.max_gamma) for candidate in candidates]
         return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=Reason.FIXED)
 
@@ -145,7 +152,7 @@ class FixedGamma:
         decision: Decision,  # noqa: ARG002
         drafted: Sequence[Drafted],
         *,
-        num_undrafted: int,  # noqa: ARG002
+        num_others: int,  # noqa: ARG002
     ) -> list[int]:
         return [of_sequence.num_draft_tokens for of_sequence in drafted]
 

@@ -162,7 +162,7 @@ class RoundLoop:
 
     async def _run_own_round(self, replica_id: str | None, live: _Live) -> None:
         try:
-            await self._run_round(replica_id, [live])
+            await self._run_round(replica_id, [live], num_beside=0)
         finally:
             self._start_rounds()
 
@@ -172,16 +172,24 @@ class RoundLoop:
         All in one task: the next round's request is sent before the streams have their turn, which
         hand out the texts of the last one while the workers compute.
         """
+        num_beside = 0
         while members:
             try:
-                await self._run_round(replica_id, members)
+                num_beside = await self._run_round(replica_id, members, num_beside=num_beside)
             finally:
                 self._busy_targets.discard(replica_id)
                 members = self._start_rounds(free_target=replica_id)
 
-    async def _run_round(self, replica_id: str | None, members: list[_Live]) -> None:
+    async def _run_round(
+        self, replica_id: str | None, members: list[_Live], *, num_beside: int
+    ) -> int:
+        """Returns how many tokens of prompts the target will run beside the next one.
+
+        `num_beside`: as was known of this one.
+        """
+        num_beside_next = 0
         try:
-            await self._draft_verify_commit(replica_id, members)
+            num_beside_next = await self._draft_verify_commit(replica_id, members, num_beside)
         except Exception:  # a defect of ours: its sequences end, the others go on
             logger.exception("a round failed")
             for live in members:
@@ -194,24 +202,31 @@ class RoundLoop:
                 if live.sequence.is_done:
                     del self._live[live.sequence.seq_id]
                     self._release(live.sequence)
+        return num_beside_next
 
-    async def _draft_verify_commit(self, replica_id: str | None, members: list[_Live]) -> None:
+    async def _draft_verify_commit(
+        self, replica_id: str | None, members: list[_Live], num_beside: int
+    ) -> int:
         started = self._clock()
-        speculated = await self._speculation.draft([live.sequence for live in members])
+        speculated = await self._speculation.draft(
+            [live.sequence for live in members], num_beside=num_beside
+        )
         members = [live for live in members if not live.sequence.is_done]
         if not members:
-            return
+            return num_beside
         batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
         is_overlapped = self._speculation.go_on(speculated)
-        asyncio.get_running_loop().call_soon(self._meanwhile, [live.sequence for live in members])
+        asyncio.get_running_loop().call_soon(
+            self._meanwhile, [live.sequence for live in members], num_beside
+        )
         try:
             reply = await self._targets.call(
                 replica_id, batch, timeout_s=self._options.verify_timeout_s
             )
         except WorkerLostError as error:
             self._lose_target(members, error)
-            return
+            return 0
         verify_s = self._clock() - verify_started
         is_prefilled = any(is_prefill(request) for request in batch)
         outcomes, num_committed = self._commit(members, batch, reply, speculated)
@@ -236,11 +251,12 @@ class RoundLoop:
             total_s=self._clock() - started,
         )
         self._undigested.append(record)
+        return reply.num_prefill_tokens
 
-    def _meanwhile(self, sequences: Sequence[LiveSequence]) -> None:
+    def _meanwhile(self, sequences: Sequence[LiveSequence], num_beside: int) -> None:
         """What takes the router time, done while a target is at work on these sequences."""
         self._digest()
-        self._speculation.foresee(sequences)
+        self._speculation.foresee(sequences, num_beside=num_beside)
 
     def _digest(self) -> None:
         """Learn from past rounds, and record them. No sequence may hang on that."""

@@ -4,9 +4,9 @@ A round is to bring the most expected tokens per second over the whole batch,
 
     sum_i (1 + sum_{j <= k_i} P(the first j drafts of i are accepted)) / (draft(max k) + verify(n)),
 
-where n counts the tokens to verify. For a given longest draft, verifying costs the same for every
-token, so tokens are taken by their probability of being accepted, as many as give the best rate: a
-step in the costs may hide behind one that does not pay.
+where n counts the tokens of the target's step. For a given longest draft, verifying costs the same
+for every token, so tokens are taken by their probability of being accepted, as many as give the
+best rate: a step in the costs may hide behind one that does not pay.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,18 @@ class Plan:
     """To expect of the round."""
 
 
-def best_plan(survival: Floats, cost: RoundCost) -> Plan:
+def best_plan(survival: Floats, cost: RoundCost, *, num_beside: int) -> Plan:
     """The plan of the most expected tokens per second.
+
+    `num_beside` tokens of others are run in the same step. Where a long prompt makes it long, a few
+    drafts more hardly matter; what they take from the prompt's share of the step, they are charged.
 
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts of
     a sequence are accepted, in equally likely cases; 0 where no draft may be.
     """
     num_sequences, num_samples, depth = survival.shape
-    plain_rate = num_sequences / cost.verify(num_sequences)
+    num_plain = num_sequences + num_beside
+    plain_rate = num_sequences / cost.verify(num_plain)
     plain = Plan(gammas=[0] * num_sequences, least_survival=1.0, tokens_per_s=plain_rate)
     flat = survival.ravel()
     order = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat >= LEAST_SURVIVAL)]
@@ -51,7 +55,7 @@ def best_plan(survival: Floats, cost: RoundCost) -> Plan:
     is_drafted = order % depth < longest  # [longest, tokens], the likeliest token first
     num_drafts = np.cumsum(is_drafted, axis=1)
     expected = num_sequences + np.cumsum(is_drafted * chances, axis=1) / num_samples
-    verify_s = cost.verify.at(num_sequences + np.arange(len(order) + 1) / num_samples)
+    verify_s = cost.verify.at(num_plain + np.arange(len(order) + 1) / num_samples)
     rates = expected / (cost.draft.of(num_sequences).at(longest) + verify_s[num_drafts])
     best, last = np.unravel_index(rates.argmax(), rates.shape)
     if rates[best, last] <= plain_rate:
@@ -68,13 +72,14 @@ def worth_verifying(
     survival: Sequence[Sequence[float]],
     cost: RoundCost,
     *,
-    num_undrafted: int,
+    num_others: int,
     tokens_per_s: float,
 ) -> list[int]:
     """Of each sequence's drafts, how many to verify, now that they are known.
 
     Drafting is paid for; a token is verified if it brings more than its time could bring otherwise,
-    at `tokens_per_s`. `num_undrafted` sequences of the round have no drafts.
+    at `tokens_per_s`. `num_others` tokens of the step are of others: of sequences without
+    drafts, of prompts.
     """
     tokens = sorted(
         (
@@ -84,7 +89,7 @@ def worth_verifying(
         ),
         key=lambda token: (-token[0], token[2]),
     )
-    num_plain = num_undrafted + len(survival)
+    num_plain = num_others + len(survival)
     costs_s = cost.verify.at(num_plain + np.arange(len(tokens) + 1))
     expected = np.cumsum([0.0] + [probability for probability, _, _ in tokens])
     num_worth = int((expected - tokens_per_s * costs_s).argmax())

@@ -71,9 +71,12 @@ class Speculation:
             self._drafting = Drafting(client, timeout_s=timeout_s, on_done=on_done)
             self._ahead = AheadDrafting(self._drafting, on_done=on_done)
 
-    async def draft(self, sequences: Sequence[LiveSequence]) -> Speculated:
-        """Drafts for a round of these sequences; for some or all of them there may be none."""
-        decision = self.gamma.choose(self._candidates(sequences))
+    async def draft(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> Speculated:
+        """Drafts for a round of these sequences; for some or all of them there may be none.
+
+        `num_beside`: see GammaController.
+        """
+        decision = self.gamma.choose(self._candidates(sequences), num_beside=num_beside)
         wanted = [
             Wanted(sequence=sequence, gamma=gamma, stop_below=stop_below)
             for sequence, gamma, stop_below in zip(
@@ -91,7 +94,8 @@ class Speculation:
         missing = [w for w in ready if w.sequence.seq_id not in drafts]
         proposed = await self._drafting.propose(missing) if missing else NOTHING
         drafts |= proposed.drafts
-        kept = self._keep(decision, drafts, num_undrafted=len(sequences) - len(drafts))
+        num_others = num_beside + len(sequences) - len(drafts)
+        kept = self._keep(decision, drafts, num_others=num_others)
         longest = max((len(draft.tokens) for draft in drafts.values()), default=0)
         return Speculated(
             reason=decision.reason,
@@ -125,9 +129,9 @@ class Speculation:
         )
         self._ahead.start([Course(sequence=w.sequence, gamma=w.gamma - 1) for w in ready])
 
-    def foresee(self, sequences: Sequence[LiveSequence]) -> None:
+    def foresee(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> None:
         """Think about the next round of these sequences while this one is verified."""
-        self.gamma.prepare(self._candidates(sequences))
+        self.gamma.prepare(self._candidates(sequences), num_beside=num_beside)
 
     def observe(self, observed: ObservedRound) -> None:
         """Learn from a round."""
@@ -145,7 +149,7 @@ class Speculation:
             self._drafting.close()
             self._ahead.close()
 
-    def _keep(self, decision: Decision, drafts: Drafts, *, num_undrafted: int) -> Drafts:
+    def _keep(self, decision: Decision, drafts: Drafts, *, num_others: int) -> Drafts:
         """Those that are worth verifying."""
         drafted = [
             Drafted(
@@ -153,7 +157,7 @@ class Speculation:
             )
             for seq_id, draft in drafts.items()
         ]
-        kept = self.gamma.keep(decision, drafted, num_undrafted=num_undrafted)
+        kept = self.gamma.keep(decision, drafted, num_others=num_others)
         return {
             seq_id: draft.first(num_kept)
             for (seq_id, draft), num_kept in zip(drafts.items(), kept, strict=True)

@@ -75,8 +75,11 @@ def simulate(
     *,
     seed: int = 0,
     chance: Chance | None = None,
+    beside: Callable[[int], int] = lambda _: 0,
 ) -> Run:
     """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time.
+
+    `beside(round)` tokens of others are run in the same step.
 
     With a `chance`, drafts have one each, and the drafter says how sure it is; without, it is
     silent.
@@ -87,7 +90,8 @@ def simulate(
     for index in range(num_rounds):
         of_round = alphas(index)
         candidates = [Candidate(seq_id=str(i), max_gamma=MAX_GAMMA) for i in range(len(of_round))]
-        decision = controller.choose(candidates)
+        num_beside = beside(index)
+        decision = controller.choose(candidates, num_beside=num_beside)
         chances: dict[int, list[float]] = {}
         for i, (gamma, stop_below) in enumerate(
             zip(decision.gammas, decision.stop_below, strict=True)
@@ -104,10 +108,11 @@ def simulate(
             )
             for i, of_sequence in chances.items()
         ]
-        kept = controller.keep(decision, drafted, num_undrafted=len(candidates) - len(drafted))
+        num_others = num_beside + len(candidates) - len(drafted)
+        kept = controller.keep(decision, drafted, num_others=num_others)
         if observed is not None:  # as the loop does, while the target is at work
             controller.observe(observed)
-        controller.prepare(candidates)
+        controller.prepare(candidates, num_beside=num_beside)
         outcomes = tuple(
             judge(
                 rng, of_sequence.seq_id, chances[int(of_sequence.seq_id)][:num_kept],
@@ -116,7 +121,7 @@ def simulate(
             for of_sequence, num_kept in zip(drafted, kept, strict=True)
             if num_kept > 0
         )  # fmt: skip
-        num_tokens = len(of_round) + sum(kept)
+        num_tokens = num_beside + len(of_round) + sum(kept)
         longest = max(map(len, chances.values()), default=0)
         observed = ObservedRound(
             reason=decision.reason,
@@ -159,7 +164,8 @@ class IdleRounds:
             [
                 Candidate(seq_id=seq_id, max_gamma=MAX_GAMMA, is_catching_up=seq_id == catching_up)
                 for seq_id in seq_ids
-            ]
+            ],
+            num_beside=0,
         )
         observed = ObservedRound(
             reason=decision.reason,
@@ -197,13 +203,30 @@ class TestDynamicGamma:
         dynamic = speed(DynamicGamma)
         assert dynamic > 0.96 * max(speeds.values()), speeds
 
+    @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+    @pytest.mark.parametrize("num_sequences", [1, 4, 16])
+    def test_a_long_prompt_beside_makes_drafts_cheap(
+        self, num_sequences: int, machine: Machine
+    ) -> None:
+        """Steps are long anyway, so one had better bring many tokens."""
+
+        def speed(controller: GammaController) -> float:
+            run = simulate(
+                controller, machine, lambda _: [0.8] * num_sequences, 340, chance=varied,
+                beside=lambda index: 200 if index >= 300 else 0,
+            )  # fmt: skip
+            return run.tokens_per_s(300)
+
+        best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4, 6, 8))
+        assert speed(DynamicGamma()) > 0.97 * best
+
     def test_drafters_may_stop_in_varied_rounds_too(self) -> None:
         """A long draft of all sequences would take many times what a round does."""
         decisions: list[Decision] = []
 
         class Recorded(DynamicGamma):
-            def choose(self, candidates: Sequence[Candidate]) -> Decision:
-                decisions.append(super().choose(candidates))
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+                decisions.append(super().choose(candidates, num_beside=num_beside))
                 return decisions[-1]
 
         simulate(Recorded(), CPU, lambda _: [0.7] * 8, 100, chance=varied)
@@ -281,7 +304,9 @@ class TestDynamicGamma:
         rounds = IdleRounds()
         rounds.until_probed("0")
         controller, candidates = rounds.controller, [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
-        assert controller.choose(candidates).gammas == [1]  # of a target that dies: not observed
+        assert controller.choose(candidates, num_beside=0).gammas == [
+            1
+        ]  # of a target that dies: not observed
         later = [rounds.gammas("0") for _ in range(LONGEST_PROBE + 2 * LONGEST_PAUSE)]
         assert [1] in later
 
@@ -289,8 +314,8 @@ class TestDynamicGamma:
         controller = DynamicGamma()
         simulate(controller, CPU, lambda _: [0.9, 0.9], 100)
         candidates = [Candidate(seq_id="0", max_gamma=0), Candidate(seq_id="1", max_gamma=3)]
-        first, second = controller.choose(candidates).gammas
+        first, second = controller.choose(candidates, num_beside=0).gammas
         assert first == 0
         assert 0 < second <= 3
-        assert controller.choose([Candidate(seq_id="0", max_gamma=0)]).gammas == [0]
-        assert controller.choose([]).gammas == []
+        assert controller.choose([Candidate(seq_id="0", max_gamma=0)], num_beside=0).gammas == [0]
+        assert controller.choose([], num_beside=0).gammas == []

@@ -4,6 +4,7 @@ behind."""
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -147,9 +148,9 @@ class TestDrafters:
         told: list[bool] = []
 
         class Recorded(FixedGamma):
-            def choose(self, candidates: Sequence[Candidate]) -> Decision:
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
                 told.extend(candidate.is_catching_up for candidate in candidates)
-                return super().choose(candidates)
+                return super().choose(candidates, num_beside=num_beside)
 
         class Late(ScriptedDrafter):
             async def call(
@@ -164,6 +165,28 @@ class TestDrafters:
         assert told[0] is False  # nobody has asked it yet
         assert all(told[1:6])
         assert not any(told[-6:])
+
+    async def test_the_controller_is_told_of_prompts_beside(self, models: Models) -> None:
+        told: list[int] = []
+
+        class Recorded(FixedGamma):
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+                told.append(num_beside)
+                return super().choose(candidates, num_beside=num_beside)
+
+        running = make_params(1, max_tokens=150)
+        long = replace(make_params(2), prompt=(5,) * 200)
+        async with running_loop(models) as (loop, _, _):
+            loop.use_gamma(Recorded(1))
+            stream = Stream(running)
+            loop.add(stream.sequence)
+            await wait_until(lambda: len(told) >= 5)
+            assert set(told) == {0}
+            await run_all(loop, [long], concurrency=1)
+            num_told = len(told)
+            await stream.sequence.done.wait()
+        assert max(told) > 0
+        assert set(told[num_told + 1 :]) == {0}
 
     @pytest.mark.parametrize("gamma", [16, 64])
     async def test_a_long_accepted_draft_leaves_its_drafter_ready(

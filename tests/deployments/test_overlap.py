@@ -128,8 +128,9 @@ async def test_wrong_guesses_are_asked_for_again(models: Models) -> None:
 class Stopping(FixedGamma):
     """Lets drafters stop where they are unsure."""
 
-    def choose(self, candidates: Sequence[Candidate]) -> Decision:
-        return replace(super().choose(candidates), stop_below=[0.5] * len(candidates))
+    def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+        chosen = super().choose(candidates, num_beside=num_beside)
+        return replace(chosen, stop_below=[0.5] * len(candidates))
 
 
 async def test_drafters_that_go_on_stop_where_they_are_unsure(models: Models) -> None:

@@ -33,22 +33,25 @@ def make_survival(seed: int) -> list[list[float]]:
     ]
 
 
-def rate(survival: list[list[float]], gammas: tuple[int, ...], cost: RoundCost) -> float:
+def rate(
+    survival: list[list[float]], gammas: tuple[int, ...], cost: RoundCost, num_beside: int
+) -> float:
     expected = NUM_SEQUENCES + sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
     draft_s = cost.draft.of(NUM_SEQUENCES)(max(gammas)) if any(gammas) else 0.0
-    return expected / (draft_s + cost.verify(NUM_SEQUENCES + sum(gammas)))
+    return expected / (draft_s + cost.verify(num_beside + NUM_SEQUENCES + sum(gammas)))
 
 
 ALL_GAMMAS = list(product(range(DEPTH + 1), repeat=NUM_SEQUENCES))
 
 
+@pytest.mark.parametrize("num_beside", [0, 4])
 @pytest.mark.parametrize("seed", range(40))
-def test_no_plan_is_better_where_survival_is_known(seed: int) -> None:
+def test_no_plan_is_better_where_survival_is_known(seed: int, num_beside: int) -> None:
     survival, cost = make_survival(seed), make_cost(seed)
-    plan = best_plan(np.array(survival)[:, None, :], cost)
-    best = max(rate(survival, gammas, cost) for gammas in ALL_GAMMAS)
+    plan = best_plan(np.array(survival)[:, None, :], cost, num_beside=num_beside)
+    best = max(rate(survival, gammas, cost, num_beside) for gammas in ALL_GAMMAS)
     assert plan.tokens_per_s == pytest.approx(best)
-    assert rate(survival, tuple(plan.gammas), cost) == pytest.approx(best)
+    assert rate(survival, tuple(plan.gammas), cost, num_beside) == pytest.approx(best)
 
 
 def test_a_plan_counts_with_choosing_later() -> None:
@@ -58,10 +61,10 @@ def test_a_plan_counts_with_choosing_later() -> None:
         cost.draft.observe(8, amount, 0.001)
         cost.verify.observe(amount, 0.010 + 0.001 * amount)
     sure, hopeless = [0.99] * 2, [0.1, 0.01]
-    mixed = best_plan(np.array([[sure, hopeless]] * 8), cost)
+    mixed = best_plan(np.array([[sure, hopeless]] * 8), cost, num_beside=0)
     assert mixed.gammas == [2] * 8
     assert mixed.least_survival == 0.99
-    assert not any(best_plan(np.array([[hopeless]] * 8), cost).gammas)
+    assert not any(best_plan(np.array([[hopeless]] * 8), cost, num_beside=0).gammas)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -73,13 +76,12 @@ def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
         expected = sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
         return expected - price * cost.verify(2 + NUM_SEQUENCES + sum(gammas))
 
-    kept = worth_verifying(survival, cost, num_undrafted=2, tokens_per_s=price)
+    kept = worth_verifying(survival, cost, num_others=2, tokens_per_s=price)
     assert worth(tuple(kept)) == pytest.approx(max(map(worth, ALL_GAMMAS)))
 
 
 def test_nothing_to_draft_is_no_plan_to_draft() -> None:
     cost = make_cost(0)
-    assert best_plan(np.zeros((2, 1, 4)), cost).gammas == [0, 0]
-    assert best_plan(np.zeros((2, 1, 0)), cost).gammas == [0, 0]
-    assert best_plan(np.zeros((0, 1, 0)), cost).gammas == []
-    assert worth_verifying([], cost, num_undrafted=2, tokens_per_s=100.0) == []
+    for shape in ((2, 1, 4), (2, 1, 0), (0, 1, 0)):
+        assert not any(best_plan(np.zeros(shape), cost, num_beside=0).gammas)
+    assert worth_verifying([], cost, num_others=2, tokens_per_s=100.0) == []

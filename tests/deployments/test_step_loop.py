@@ -59,10 +59,14 @@ def make_request(
     )
 
 
+async def run(loop: Loop, batch: Sequence[VerifyRequest]) -> tuple[VerifyResult, ...]:
+    return (await loop.run(batch)).results
+
+
 async def test_concurrent_calls_share_steps(start_loop: Callable[..., Loop]) -> None:
     loop = start_loop()
     batches = await asyncio.gather(
-        *[loop.run_batch([make_request(f"{i}-{j}") for j in range(3)]) for i in range(5)]
+        *[run(loop, [make_request(f"{i}-{j}") for j in range(3)]) for i in range(5)]
     )
     assert [[r.seq_id for r in batch] for batch in batches] == [
         [f"{i}-{j}" for j in range(3)] for i in range(5)
@@ -75,12 +79,12 @@ async def test_a_bad_request_fails_alone(start_loop: Callable[..., Loop]) -> Non
     loop = start_loop()
     bad = make_request("bad", tokens=[1] * 500)
     good, refused = await asyncio.gather(
-        loop.run_batch([make_request("good")]), loop.run_batch([bad]), return_exceptions=True
+        run(loop, [make_request("good")]), run(loop, [bad]), return_exceptions=True
     )
     assert isinstance(refused, ContextLengthError)
     assert not isinstance(good, BaseException)
     assert good[0].tokens
-    (again,) = await loop.run_batch([make_request("other")])
+    (again,) = await run(loop, [make_request("other")])
     assert again.tokens
 
 
@@ -113,8 +117,8 @@ async def test_a_worker_rests_when_all_is_answered(
     loop = start_loop()
     steps_at_rest: list[int] = []
     monkeypatch.setattr(loop.worker, "rest", lambda: steps_at_rest.append(loop.work.num_steps))
-    await loop.run_batch([make_request("long", tokens=[3] * 40)])
-    await loop.run_batch([make_request("s")])
+    await run(loop, [make_request("long", tokens=[3] * 40)])
+    await run(loop, [make_request("s")])
     async with asyncio.timeout(5):
         while len(steps_at_rest) < 2:
             await asyncio.sleep(0.001)
@@ -188,6 +192,23 @@ async def test_running_sequences_are_in_every_step_of_a_long_prompt(
     assert num_rounds >= num_steps - 1  # the last tokens of a prompt are as soon done as others
 
 
+async def test_a_reply_says_how_much_of_prompts_the_next_step_will_run(
+    slow_loop: tuple[Loop, Clock],
+) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a")
+    for _ in range(3):
+        assert (await running.go_on()).num_prefill_tokens == 0
+    long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
+    replies = []
+    while not long.done():
+        replies.append(await running.go_on())
+    foretold = [reply.num_prefill_tokens for reply in replies]
+    run = [reply.num_tokens - 1 for reply in replies]
+    assert foretold[:8] == run[1:9] == [MIN_PREFILL_CHUNK] * 8
+    assert foretold[-1] == 0
+
+
 async def test_the_end_of_one_sequence_does_not_part_the_others_from_a_prompt(
     slow_loop: tuple[Loop, Clock],
 ) -> None:
@@ -216,7 +237,7 @@ async def test_nobody_is_waited_for_who_has_ended(slow_loop: tuple[Loop, Clock])
 
 
 async def test_an_empty_call_is_answered(start_loop: Callable[..., Loop]) -> None:
-    assert await start_loop().run_batch([]) == ()
+    assert await run(start_loop(), []) == ()
 
 
 async def test_an_answer_that_cannot_be_given_harms_no_other(
@@ -228,14 +249,14 @@ async def test_an_answer_that_cannot_be_given_harms_no_other(
         raise ValueError("too long")
 
     loop.submit([make_request("s")], fail)
-    (result,) = await loop.run_batch([make_request("other")])
+    (result,) = await run(loop, [make_request("other")])
     assert result.tokens
     assert "too long" in caplog.text
 
 
 async def test_cancelling_a_call_frees_its_sequences(start_loop: Callable[..., Loop]) -> None:
     loop = start_loop()
-    call = asyncio.create_task(loop.run_batch([make_request("long", tokens=[3] * 250)]))
+    call = asyncio.create_task(run(loop, [make_request("long", tokens=[3] * 250)]))
     while loop.worker.num_used_blocks == 0:
         await asyncio.sleep(0.001)
     call.cancel()
@@ -249,7 +270,7 @@ async def test_cancelling_a_call_frees_its_sequences(start_loop: Callable[..., L
 
 async def test_a_released_call_is_answered_as_such(start_loop: Callable[..., Loop]) -> None:
     loop = start_loop()
-    call = asyncio.create_task(loop.run_batch([make_request("long", tokens=[3] * 250)]))
+    call = asyncio.create_task(run(loop, [make_request("long", tokens=[3] * 250)]))
     await asyncio.sleep(0)
     loop.release(["long"])
     (result,) = await call
@@ -260,10 +281,10 @@ async def test_asking_again_answers_the_earlier_call_as_released(
     start_loop: Callable[..., Loop],
 ) -> None:
     loop = start_loop()
-    first = asyncio.create_task(loop.run_batch([make_request("s", tokens=[3] * 200)]))
+    first = asyncio.create_task(run(loop, [make_request("s", tokens=[3] * 200)]))
     while loop.work.num_steps == 0:  # of the thirteen that the tokens need
         await asyncio.sleep(0)
-    (second,) = await loop.run_batch([make_request("s", tokens=[3] * 200)])
+    (second,) = await run(loop, [make_request("s", tokens=[3] * 200)])
     assert (await first)[0].is_released
     assert second.tokens
     assert not second.is_released
@@ -275,15 +296,15 @@ async def test_idle_sequences_are_forgotten(
     monkeypatch.setattr("deployments.step_loop.SWEEP_S", 0.01)
     clock = Clock()
     loop = start_loop(clock)
-    await loop.run_batch([make_request("old")])
+    await run(loop, [make_request("old")])
     clock.now = 60.0
-    await loop.run_batch([make_request("young")])
+    await run(loop, [make_request("young")])
     clock.now = 120.0
     async with asyncio.timeout(5):
         while loop.worker.num_sequences == 2:
             await asyncio.sleep(0.01)
-    (lost,) = await loop.run_batch([make_request("old", tokens=[9], base_len=3)])
-    (kept,) = await loop.run_batch([make_request("young", tokens=[9], base_len=3)])
+    (lost,) = await run(loop, [make_request("old", tokens=[9], base_len=3)])
+    (kept,) = await run(loop, [make_request("young", tokens=[9], base_len=3)])
     assert (lost.needs_tokens_from, kept.needs_tokens_from) == (0, None)
 
 
@@ -297,10 +318,10 @@ async def test_a_worker_that_fails_tells_its_callers(
 
     monkeypatch.setattr(loop.worker, "step", fail)
     with pytest.raises(RuntimeError, match="the worker has failed: out of memory"):
-        await loop.run_batch([make_request("s")])
+        await run(loop, [make_request("s")])
     assert isinstance(loop.failure, MemoryError)
     with pytest.raises(RuntimeError, match="the worker has failed"):
-        await loop.run_batch([make_request("s")])
+        await run(loop, [make_request("s")])
 
 
 async def test_a_call_that_waits_long_is_told_so_and_goes_on_where_it_was(
@@ -310,15 +331,15 @@ async def test_a_call_that_waits_long_is_told_so_and_goes_on_where_it_was(
     clock = Clock()
     loop = start_loop(clock)
     tokens = [3, 4, 5, 6] * 60
-    call = asyncio.create_task(loop.run_batch([make_request("long", tokens=tokens)]))
+    call = asyncio.create_task(run(loop, [make_request("long", tokens=tokens)]))
     while loop.work.num_steps == 0:
         await asyncio.sleep(0.001)
     clock.now = 21.0
     (told,) = await call
     assert told.needs_tokens_from is not None
     assert 0 < told.needs_tokens_from < len(tokens)
-    (result,) = await loop.run_batch(
-        [make_request("long", tokens[told.needs_tokens_from :], told.needs_tokens_from)]
+    (result,) = await run(
+        loop, [make_request("long", tokens[told.needs_tokens_from :], told.needs_tokens_from)]
     )
-    (whole,) = await loop.run_batch([make_request("other", tokens=tokens)])
+    (whole,) = await run(loop, [make_request("other", tokens=tokens)])
     assert result.tokens == whole.tokens

@@ -38,7 +38,14 @@ def make_reply(batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
     results = tuple(
         VerifyResult(seq_id=request.seq_id, tokens=request.new_tokens) for request in batch
     )
-    return Reply(replica_id="replica", compute_s=0.25, num_steps=1, num_tokens=3, results=results)
+    return Reply(
+        replica_id="replica",
+        compute_s=0.25,
+        num_steps=1,
+        num_tokens=3,
+        num_prefill_tokens=0,
+        results=results,
+    )
 
 
 class Replica:
@@ -169,7 +176,14 @@ def test_messages_arrive_as_they_were_sent(request_: VerifyRequest) -> None:
     result = VerifyResult(seq_id="s", tokens=request_.new_tokens, needs_tokens_from=0)
     answer = Answer(
         call_id=7,
-        reply=Reply(replica_id="r", compute_s=0.1, num_steps=1, num_tokens=3, results=(result,)),
+        reply=Reply(
+            replica_id="r",
+            compute_s=0.1,
+            num_steps=1,
+            num_tokens=3,
+            num_prefill_tokens=0,
+            results=(result,),
+        ),
     )
     assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[4:]) == answer
 

@@ -27,7 +27,7 @@ class Worker:
     """A StepWorker that runs one token of each request in a step, when it may."""
 
     num_tokens_run = num_sequences = num_used_blocks = num_waiting = 0
-    num_prompt_tokens = num_prefix_tokens = num_preemptions = 0
+    num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
     has_only_prefills = False
 
     def __init__(self) -> None:
