@@ -36,6 +36,9 @@ LONGEST_PAUSE = 0.4
 the amount."""
 STIFFNESS = 8.0
 """Observations of a knot that weigh as much as what is known of its neighbour, a unit beside it."""
+LEAST_SHARE = 0.1
+"""Of what the cheapest of the amounts that were seen cost: nothing costs less, however steeply
+costs seem to rise."""
 SLOPE_PRIOR = 15.0
 """What the guess of the slope weighs: as much as so many observations a unit from the others."""
 
@@ -100,6 +103,10 @@ class CostCurve:
         share = (amount - KNOTS[low]) / (KNOTS[high] - KNOTS[low]) if high > low else 0.0
         shares = {low: 1.0 - share, high: share} if share else {low: 1.0}
         expected_s = self(amount)
+        # pauses only make longer, and fewer tokens never cost more: what hardly was seen, and was
+        # dearer than this by more than a pause is, was one
+        doubtful = (self._num_seen < WELL_KNOWN) & (amount >= _GRID)
+        self._mean_s[doubtful] = np.minimum(self._mean_s[doubtful], (1.0 + LONGEST_PAUSE) * cost_s)
         is_well_known = min(self._num_seen[knot] for knot in shares) >= WELL_KNOWN
         error_s = min(cost_s - expected_s, LONGEST_PAUSE * expected_s)
         if is_well_known:
@@ -119,7 +126,8 @@ class CostCurve:
         pull = STIFFNESS * self._slope(weights)
         known[0] -= pull
         known[-1] += pull
-        fitted_s = np.linalg.solve(system, known)
+        least_s = LEAST_SHARE * self._mean_s[self._num_seen > 0].min()
+        fitted_s = np.maximum(np.linalg.solve(system, known), least_s)
         self._fitted_s = np.array(_never_falling(fitted_s.tolist(), (weights + 0.01).tolist()))
 
     def _slope(self, weights: Floats) -> float:
@@ -127,7 +135,7 @@ class CostCurve:
         guess = self.relative_slope * self._fitted_s[0]
         away = _GRID - weights @ _GRID / weights.sum()
         covariance, spread = weights @ (away * self._mean_s), weights @ (away * away)
-        return float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR))
+        return max(0.0, float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR)))
 
     def _interpolate(self, amounts: NDArray[Any], costs_s: Floats) -> Floats:
         inside = np.clip(amounts, KNOTS[0], KNOTS[-1])

@@ -155,6 +155,26 @@ class TestCost:
             cost.observe(4, 50)
         assert cost(4) < 55
 
+    def test_what_waited_before_anything_is_known_is_not_believed(self) -> None:
+        """The first calls of a router, whose connection is being made, wait for whole steps."""
+        curve, rng = CostCurve(relative_slope=0.02), random.Random(0)
+        for amount, cost_s in (
+            (5, 0.556),
+            (20, 0.057),
+            (4, 0.036),
+            (4, 0.047),
+            (8, 0.030),
+            (12, 0.040),
+        ):
+            curve.observe(amount, cost_s)
+        for _ in range(20):
+            curve.observe(4, 0.035 * rng.uniform(0.9, 1.1))
+        costs_s = [curve(amount) for amount in range(1, 300)]
+        assert curve(1) > 0.02
+        assert costs_s == sorted(costs_s)
+        assert curve(4) == pytest.approx(0.035, rel=0.1)
+        assert curve(20) < 0.08
+
     @pytest.mark.parametrize("costs", [(90, 27), (27, 90)])
     def test_one_pause_does_not_make_an_amount_look_dear(self, costs: Sequence[float]) -> None:
         cost = CostCurve(relative_slope=0.02)
