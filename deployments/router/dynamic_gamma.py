@@ -26,12 +26,14 @@ from deployments.router.plan import Plan, best_plan, worth_verifying
 
 FIRST_GAMMAS = (4, 0, 1, 2)
 """Of the first rounds, to see what costs what."""
+FIRST_DRAFTS = 16
+"""Of all sequences together, at most in such a round, but one each: many take long."""
 IDLE_OPTIMISM = 1.5
 """Standard deviations that drafting is given the benefit of while nothing is drafted, since nothing
 is learnt then."""
-OPTIMISTIC_EVERY = 4
-"""Rounds without drafts that pay, of which one gives that benefit."""
-PROBE_COST = 0.01
+THINK_EVERY = 4
+"""Rounds without drafts that pay, of which one is thought about, with that benefit."""
+PROBE_COST = 0.005
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48
 """Rounds between probes, within which the cost decides."""
@@ -101,27 +103,25 @@ class DynamicGamma:
         """One for each round that is under way."""
 
     def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-        if self._is_ready:
+        if self._is_ready and not self._is_resting:
             if len(self._prepared) >= MOST_PREPARED:  # of rounds that never came
                 self._prepared.clear()
             self._prepared[_question(candidates, num_beside)] = self._think(candidates, num_beside)
 
     def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
         if not self._is_ready:
-            gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
-            first = [min(gamma, candidate.max_gamma) for candidate in candidates]
-            return _decision(first, Reason.FIRST)
+            return _decision(self._first(candidates), Reason.FIRST)
+        if self._is_resting:
+            return self._rest(candidates)
         prepared = self._prepared.pop(_question(candidates, num_beside), None)
         plan = prepared or self._think(candidates, num_beside)
         gammas = [
             min(gamma, candidate.max_gamma)
             for gamma, candidate in zip(plan.gammas, candidates, strict=True)
         ]
-        self._is_idle = not any(gammas)
-        self._num_idle += self._is_idle
-        if self._is_idle:
-            gammas = self._with_probe(candidates)
-            return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
+        if not any(gammas):
+            return self._rest(candidates)
+        self._is_idle = False
         self._num_rounds += 1
         stop_below = self._stop_below(candidates, plan)
         turn, rounds_since = divmod(self._num_rounds, VARY_EVERY)
@@ -184,13 +184,30 @@ class DynamicGamma:
         """Whether enough has been measured to plan."""
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
 
+    @property
+    def _is_resting(self) -> bool:
+        """Whether the coming round goes without drafts as the last one, as little can be new."""
+        return self._is_idle and self._num_idle % THINK_EVERY != 0
+
+    def _rest(self, candidates: Sequence[Candidate]) -> Decision:
+        """A round without drafts that pay."""
+        self._is_idle = True
+        self._num_idle += 1
+        gammas = self._with_probe(candidates)
+        return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
+
+    def _first(self, candidates: Sequence[Candidate]) -> list[int]:
+        """To measure what is not known yet."""
+        gamma = FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)]
+        gamma = min(gamma, max(1, FIRST_DRAFTS // max(1, len(candidates))))
+        return [min(gamma, candidate.max_gamma) for candidate in candidates]
+
     def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
         return best_plan(self._foresee(candidates), self._cost, num_beside=num_beside)
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
-        is_rested = self._is_idle and self._num_idle % OPTIMISTIC_EVERY == 0
-        optimism = IDLE_OPTIMISM if is_rested else 0.0
+        optimism = IDLE_OPTIMISM if self._is_idle else 0.0
         depth = max((candidate.max_gamma for candidate in candidates), default=0)
         if depth == 0 or not len(self._paths):
             rows = [
