@@ -3,10 +3,9 @@
 import asyncio
 import json
 import time
-from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -52,6 +51,10 @@ class Load:
     nonce: str = field(default_factory=lambda: uuid4().hex[:12])
     """Each load has another, or its prompts would be in the prefix cache already."""
 
+    def again(self) -> "Load":
+        """The same requests, of which none is in the prefix cache."""
+        return Load(prompts=self.prompts, max_tokens=self.max_tokens, temperature=self.temperature)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -76,18 +79,14 @@ class Answer:
     num_tokens: int
     text: str
 
-    def tokens_until(self, time_s: float) -> float:
-        """About how many had come: a stream does not say how many are in a piece."""
-        if self.ended_s <= time_s:
-            return self.num_tokens
-        return self.num_tokens * bisect_right(self.chunks_s, time_s) / max(1, len(self.chunks_s))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
     """Times in seconds."""
 
     num_tokens: int
+    tokens_per_s: float
+    """Of all streams together."""
     elapsed_s: float
     """From the load's start to its last event."""
     time_to_first_s: tuple[float, ...]
@@ -96,22 +95,9 @@ class LoadResult:
     """Between two chunks of a stream, of all streams."""
     durations_s: tuple[float, ...]
     """From a request's start to its end."""
-    full_tokens: float
-    """Of num_tokens, those that came while as many streams were running as were allowed."""
-    full_s: float
-    """How long that was: from the start until the first stream had nothing more to do."""
     texts: tuple[str, ...]
     num_refused: int = 0
     """Requests that the server had no room for; they are in none of the others."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.elapsed_s
-
-    @property
-    def full_tokens_per_s(self) -> float:
-        """With as many streams as were allowed: without the end, when ever fewer are left."""
-        return self.full_tokens / self.full_s
 
     @property
     def later_token_s(self) -> float:
@@ -121,15 +107,28 @@ class LoadResult:
 
 
 async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> LoadResult:
-    """Send all prompts, `concurrency` at a time; raises LoadError."""
-    slots = asyncio.Semaphore(concurrency)
+    """Complete all prompts, `concurrency` at a time; raises LoadError.
+
+    Streams that are left without work go on with further requests, which are not counted, until the
+    last that is has ended. So there are always as many, and they make tokens at a rate of
+    concurrency * tokens / the sum of all requests' times.
+    """
+    slots = asyncio.Semaphore(concurrency)  # first come, first served
     async with http_client(endpoint) as client:
 
         async def run(index: int) -> Answer:
             async with slots:
                 return await answer(client, endpoint, load, index, started_s=time.perf_counter())
 
-        return await _run_all(run, len(load.prompts), concurrency=concurrency)
+        async def go_on(index: int) -> None:
+            async with slots:
+                while True:
+                    await answer(client, endpoint, load.again(), index, started_s=0.0)
+
+        started_s = time.perf_counter()
+        answers = await _run_all(run, len(load.prompts), meanwhile=go_on, most=concurrency - 1)
+        stream_s = sum(a.ended_s - a.started_s for a in answers)
+        return _result(answers, started_s=started_s, seconds=stream_s / concurrency)
 
 
 async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) -> LoadResult:
@@ -148,7 +147,9 @@ async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) 
             except RefusedError:
                 return None
 
-        return await _run_all(run, len(load.prompts))
+        answers = await _run_all(run, len(load.prompts))
+    result = _result(answers, started_s=start_s, seconds=None)
+    return replace(result, num_refused=len(load.prompts) - len(answers))
 
 
 def http_client(endpoint: Endpoint) -> httpx.AsyncClient:
@@ -236,31 +237,45 @@ async def _run_all(
     run: Callable[[int], Coroutine[Any, Any, Answer | None]],
     num_requests: int,
     *,
-    concurrency: int = 1,
-) -> LoadResult:
-    """What came of them; the first that fails ends all. `concurrency`: streams kept running."""
-    started_s = time.perf_counter()
+    meanwhile: Callable[[int], Coroutine[Any, Any, None]] | None = None,
+    most: int = 0,
+) -> list[Answer]:
+    """What came of them, refused ones left out; the first that fails ends all.
+
+    `meanwhile` runs `most` times until then, for these too, and is hung up on.
+    """
     tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
+    others = [meanwhile(index % num_requests) for index in range(most)] if meanwhile else []
+    other_tasks = [asyncio.create_task(other) for other in others]
+    all_ended = asyncio.gather(*tasks)
     try:
-        all_answers = await asyncio.gather(*tasks)
+        waited: set[asyncio.Future[Any]] = {all_ended, *other_tasks}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        for task in other_tasks:
+            if task.done():
+                task.result()
+        answers = [of_request for of_request in await all_ended if of_request is not None]
     finally:
-        await cancel_all(tasks)
-    answers = [of_request for of_request in all_answers if of_request is not None]
+        await cancel_all([*tasks, *other_tasks])
     if not answers:
         raise LoadError(f"the server refused all of {num_requests} requests; offer it fewer")
-    full_until_s = sorted(a.ended_s for a in answers)[max(0, len(answers) - concurrency)]
+    return answers
+
+
+def _result(answers: Sequence[Answer], *, started_s: float, seconds: float | None) -> LoadResult:
+    """`seconds` are those that the tokens took, if not all from the start to the end."""
+    num_tokens = sum(a.num_tokens for a in answers)
+    elapsed_s = max(a.ended_s for a in answers) - started_s
     return LoadResult(
-        num_tokens=sum(a.num_tokens for a in answers),
-        full_tokens=sum(a.tokens_until(full_until_s) for a in answers),
-        full_s=full_until_s - started_s,
-        elapsed_s=max(a.ended_s for a in answers) - started_s,
+        num_tokens=num_tokens,
+        tokens_per_s=num_tokens / (elapsed_s if seconds is None else seconds),
+        elapsed_s=elapsed_s,
         time_to_first_s=tuple(a.chunks_s[0] - a.started_s for a in answers if a.chunks_s),
         chunk_gaps_s=tuple(
             after - before for a in answers for before, after in pairwise(a.chunks_s)
         ),
         durations_s=tuple(a.ended_s - a.started_s for a in answers),
         texts=tuple(a.text for a in answers),
-        num_refused=num_requests - len(answers),
     )
 
 

@@ -32,6 +32,9 @@ class RemoteServer:
     def take_statistics(self) -> None:
         """There are none."""
 
+    def wait_until_idle(self) -> None:
+        """It does not say when."""
+
 
 def find_server(options: RemoteOptions) -> RemoteServer:
     """The server, and its model unless that is named; raises ConfigError."""

@@ -75,12 +75,8 @@ class Row:
     """In their order."""
     speedup: float | None
     """Over gamma 0 in the same repeat, where that is measured."""
-    full_tokens_per_s: float
-    """While all streams were running, without the end of a load."""
-    full_speedup: float | None
-    """Of these medians."""
     later_speedup: float | None
-    """Likewise, of a stream's tokens after the first: theory leaves prompts out too."""
+    """Of medians, of a stream's tokens after the first: theory leaves prompts out too."""
     time_to_first_s: tuple[float, ...]
     """p50, p95"""
     chunk_gap_s: tuple[float, ...]
@@ -116,7 +112,6 @@ def make_rows(samples: Mapping[Setting, Sequence[Sample]]) -> list[Row]:
 def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -> Row:
     """`plain`: of the same setting without drafts, where that is measured."""
     speeds, plain_speeds = _speeds(samples), _speeds(plain)
-    full_speed = _full_speed(samples)
     first_s = [s for sample in samples for s in sample.load.time_to_first_s]
     gaps_s = [s for sample in samples for s in sample.load.chunk_gaps_s]
     is_ours = all(sample.statistics is not None for sample in samples)
@@ -125,8 +120,6 @@ def _row(setting: Setting, samples: Sequence[Sample], plain: Sequence[Sample]) -
         tokens_per_s=median(speeds),
         tokens_per_s_of_repeats=speeds,
         speedup=median(paired_ratios(speeds, plain_speeds)) if plain else None,
-        full_tokens_per_s=full_speed,
-        full_speedup=full_speed / _full_speed(plain) if plain else None,
         later_speedup=_later_token_s(plain) / _later_token_s(samples) if plain else None,
         time_to_first_s=percentiles(first_s, (50, 95)),
         chunk_gap_s=percentiles(gaps_s, (50, 95, 99)),
@@ -179,10 +172,6 @@ def _speeds(samples: Sequence[Sample]) -> tuple[float, ...]:
     return tuple(sample.load.tokens_per_s for sample in samples)
 
 
-def _full_speed(samples: Sequence[Sample]) -> float:
-    return median(sample.load.full_tokens_per_s for sample in samples)
-
-
 def _later_token_s(samples: Sequence[Sample]) -> float:
     return median(sample.load.later_token_s for sample in samples)
 
@@ -204,8 +193,6 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "mean gamma": _of_rounds(lambda rounds: rounds.mean_gamma, ".1f"),
     "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
     "speed-up": lambda row: number(row.speedup, ".2f"),
-    "all streams running: tokens/s": lambda row: f"{row.full_tokens_per_s:.1f}",
-    "their speed-up": lambda row: number(row.full_speedup, ".2f"),
     "after first tokens": lambda row: number(row.later_speedup, ".2f"),
     "theory": _of_rounds(lambda rounds: rounds.theory_speedup, ".2f"),
     "theory's gamma": _of_rounds(lambda rounds: rounds.theory_gamma, "d"),

@@ -49,6 +49,10 @@ class Server(Protocol):
         """The router's RoundStatistics since the last call; None of a server that is not ours."""
         ...
 
+    def wait_until_idle(self) -> None:
+        """Until no completion runs: those whose clients hung up end a little later."""
+        ...
+
 
 @contextmanager
 def measured_server(options: ServedOptions) -> Iterator[Server]:
@@ -89,7 +93,9 @@ def measure(server: Server, setting: Setting, prompts: Sequence[str], max_tokens
     server.take_statistics()
     load = Load(prompts=prompts, max_tokens=max_tokens, temperature=setting.temperature)
     result = asyncio.run(run_closed(server.endpoint, load, concurrency=setting.concurrency))
-    return Sample(load=result, statistics=server.take_statistics())
+    statistics = server.take_statistics()
+    server.wait_until_idle()
+    return Sample(load=result, statistics=statistics)
 
 
 def header(options: ServedOptions, server: Server) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class LiveServer:
         return self._router.take_statistics.remote().result()
 
     def wait_until_idle(self) -> None:
-        """Until no completion runs: those whose clients hung up end a little later."""
+        """See Server."""
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while self._router.num_live.remote().result() and time.monotonic() < deadline:
             time.sleep(POLL_S)

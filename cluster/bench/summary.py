@@ -24,8 +24,6 @@ class DynamicRow:
     """dynamic / best fixed: the median of those of the repeats."""
     ratios: tuple[float, ...]
     """Of each repeat."""
-    full_ratio: float
-    """The same while all streams were running, with the best fixed one of that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +62,6 @@ def beside_best_fixed(rows: Sequence[Row]) -> list[DynamicRow]:
                 dynamic_tokens_per_s=chosen.tokens_per_s,
                 ratio=median(ratios),
                 ratios=ratios,
-                full_ratio=chosen.full_tokens_per_s
-                / max(row.full_tokens_per_s for row in fixed.values()),
             )
         )
     return compared
@@ -99,7 +95,6 @@ def format_dynamic(rows: Sequence[DynamicRow]) -> str:
         "dynamic tokens/s": lambda row: f"{row.dynamic_tokens_per_s:.1f}",
         "dynamic / best fixed": lambda row: f"{row.ratio:.2f}",
         "least - most": lambda row: f"{min(row.ratios):.2f} - {max(row.ratios):.2f}",
-        "all streams running": lambda row: f"{row.full_ratio:.2f}",
     }
     return markdown_table(columns, rows)
 

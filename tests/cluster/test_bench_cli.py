@@ -112,8 +112,9 @@ class TestUrl:
         assert report["endpoint"]["url"] == server.url
         assert report["seeds"]["prompts"] == 0
         assert {request["model"] for request in server.requests} == {"first"}
-        # warmed up by two prompts, then two repeats of three; no prompt is sent twice
-        assert len(server.requests) == len({r["prompt"] for r in server.requests}) == 2 * (2 + 6)
+        # warmed up by two prompts, then two repeats of three, and what keeps three streams running
+        assert len(server.requests) >= 2 * (2 + 6)
+        assert len(server.requests) == len({request["prompt"] for request in server.requests})
 
     def test_it_is_offered_requests_at_rates(
         self, server: OpenAIServer, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from cluster.bench.client import (
-    Answer,
     Endpoint,
     Load,
     LoadError,
@@ -29,13 +28,6 @@ def make_load(num_prompts: int) -> Load:
     return Load(prompts=prompts, max_tokens=5, temperature=0.5)
 
 
-def test_tokens_of_a_stream_are_counted_by_what_had_come() -> None:
-    whole = Answer(
-        started_s=0.0, ended_s=9.0, chunks_s=(1.0, 2.0, 3.0, 8.0), num_tokens=8, text="abcd"
-    )
-    assert [whole.tokens_until(at_s) for at_s in (0.5, 2.0, 7.0, 9.0)] == [0, 4, 6, 8]
-
-
 class TestRequest:
     def test_another_server_is_sent_the_fields_of_openai_and_a_line_of_its_own(self) -> None:
         endpoint = Endpoint(url="", model="m", is_ours=False, with_ignore_eos=False)
@@ -56,18 +48,25 @@ class TestRequest:
 
 
 class TestClosedLoop:
-    def test_so_many_run_at_a_time(self, server: OpenAIServer) -> None:
+    def test_so_many_run_at_a_time_to_the_end(self, server: OpenAIServer) -> None:
         server.together = threading.Barrier(2)  # passed by two at a time only
-        result = asyncio.run(run_closed(endpoint_of(server), make_load(6), concurrency=2))
+        result = asyncio.run(run_closed(endpoint_of(server), make_load(5), concurrency=2))
         assert server.most_at_a_time == 2
-        assert result.texts == ("".join(WORDS),) * 6
-        assert result.num_tokens == 6 * len(WORDS)
-        # five have ended when the first stream is without work, the other may be half way
-        assert 5 * len(WORDS) <= result.full_tokens <= result.num_tokens
-        assert 0 < result.full_s <= result.elapsed_s
-        assert len(result.time_to_first_s) == len(result.durations_s) == 6
-        assert len(result.chunk_gaps_s) == 6 * (len(WORDS) - 1)
-        assert sorted(request["seed"] for request in server.requests) == list(range(6))
+        assert result.texts == ("".join(WORDS),) * 5
+        assert result.num_tokens == 5 * len(WORDS)
+        assert len(result.time_to_first_s) == len(result.durations_s) == 5
+        assert len(result.chunk_gaps_s) == 5 * (len(WORDS) - 1)
+        assert sum(result.durations_s) * result.tokens_per_s == pytest.approx(2 * 5 * len(WORDS))
+        assert [request["seed"] for request in server.requests[5:]][:1] == [0]
+        assert {request["seed"] for request in server.requests} == set(range(5))
+        prompts = [request["prompt"] for request in server.requests]
+        assert len(set(prompts)) == len(prompts)
+
+    def test_a_further_request_that_fails_ends_it(self, server: OpenAIServer) -> None:
+        server.refuses_every = 3
+        server.endless_prompts = ("prompt 1",)
+        with pytest.raises(LoadError, match="status 429"):
+            asyncio.run(run_closed(endpoint_of(server), make_load(2), concurrency=2))
 
     def test_a_refusal_ends_it(self, server: OpenAIServer) -> None:
         server.refuses_every = 2

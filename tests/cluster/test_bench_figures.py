@@ -38,12 +38,11 @@ PNG = b"\x89PNG"
 def make_result(num_tokens: int = 100, elapsed_s: float = 10.0) -> LoadResult:
     return LoadResult(
         num_tokens=num_tokens,
+        tokens_per_s=num_tokens / elapsed_s,
         elapsed_s=elapsed_s,
         time_to_first_s=(0.1, 0.2, 0.3),
         chunk_gaps_s=(0.01,) * 99 + (1.0,),
         durations_s=(1.0, 2.0, 3.0),
-        full_tokens=num_tokens / 2,
-        full_s=elapsed_s / 4,
         texts=("a", "b", "c"),
     )
 
@@ -277,8 +276,6 @@ def make_row_of(
         tokens_per_s=tokens_per_s,
         tokens_per_s_of_repeats=of_repeats,
         speedup=None,
-        full_tokens_per_s=2 * tokens_per_s,
-        full_speedup=None,
         later_speedup=None,
         time_to_first_s=(),
         chunk_gap_s=(),
@@ -304,7 +301,7 @@ class TestSummary:
         ]
         assert best[0].ratios == (0.75, 1.0, 0.7)
         lines = format_dynamic(best).splitlines()
-        assert lines[2] == "| easy | 0 | 8 | 4 | 120.0 | 90.0 | 0.75 | 0.70 - 1.00 | 0.75 |"
+        assert lines[2] == "| easy | 0 | 8 | 4 | 120.0 | 90.0 | 0.75 | 0.70 - 1.00 |"
 
     def test_eight_greedy_streams_stand_beside_the_static_batch(self) -> None:
         baselines = [
@@ -333,7 +330,7 @@ def test_a_server_that_is_not_ours_has_no_figures_of_rounds() -> None:
     assert cells["gamma"] == "as served"
     assert cells["first token ms p50 / p95"] == "200 / 290"
     assert {name for name, shown in cells.items() if shown == ""} == {
-        "mean gamma", "speed-up", "their speed-up", "after first tokens", "theory",
+        "mean gamma", "speed-up", "after first tokens", "theory",
         "theory's gamma", "alpha", "tau", "draft ms", "verify ms",
         "of which steps ms", "router ms", "outside steps ms",
     }  # fmt: skip
