@@ -69,6 +69,8 @@ class CostCurve:
         self._mean_s = np.zeros(len(KNOTS))
         self._num_seen = np.zeros(len(KNOTS))
         """Observations; one between two knots counts for both in part."""
+        self._was_long = np.zeros(len(KNOTS), dtype=bool)
+        """Whether a knot's last observation was longer than a pause allows for."""
         self._fitted_s = np.zeros(len(KNOTS))
 
     @property
@@ -103,18 +105,29 @@ class CostCurve:
         share = (amount - KNOTS[low]) / (KNOTS[high] - KNOTS[low]) if high > low else 0.0
         shares = {low: 1.0 - share, high: share} if share else {low: 1.0}
         expected_s = self(amount)
+        ratio = self._believed(list(shares), cost_s / expected_s)
         # pauses only make longer, and fewer tokens never cost more: what hardly was seen, and was
         # dearer than this by more than a pause is, was one
         doubtful = (self._num_seen < WELL_KNOWN) & (amount >= _GRID)
         self._mean_s[doubtful] = np.minimum(self._mean_s[doubtful], (1.0 + LONGEST_PAUSE) * cost_s)
         is_well_known = min(self._num_seen[knot] for knot in shares) >= WELL_KNOWN
-        error_s = min(cost_s - expected_s, LONGEST_PAUSE * expected_s)
         if is_well_known:
-            self._mean_s *= 1.0 + COMMON_RATE * error_s / expected_s
+            self._mean_s *= 1.0 + COMMON_RATE * (ratio - 1.0)
         for knot, share in shares.items():
             self._num_seen[knot] += share
             rate = max(LOCAL_RATE, share / self._num_seen[knot])
-            self._mean_s[knot] += rate * (self._fitted_s[knot] + error_s - self._mean_s[knot])
+            self._mean_s[knot] += rate * (self._fitted_s[knot] * ratio - self._mean_s[knot])
+
+    def _believed(self, knots: list[int], ratio: float) -> float:
+        """Of what an amount between these knots cost, to what was expected: one pause is none, but
+        what is as long the next time is no pause."""
+        is_long = ratio > 1.0 + LONGEST_PAUSE
+        if is_long and self._was_long[knots].all():
+            self._num_seen[knots] = np.minimum(self._num_seen[knots], WELL_KNOWN)
+        elif is_long:
+            ratio = 1.0 + LONGEST_PAUSE
+        self._was_long[knots] = is_long
+        return ratio
 
     def _fit(self) -> None:
         # a mean that forgets at this rate is as good as one of so many
@@ -132,8 +145,10 @@ class CostCurve:
 
     def _slope(self, weights: Floats) -> float:
         """Seconds that one more unit adds, over all that was seen."""
-        guess = self.relative_slope * self._fitted_s[0]
-        away = _GRID - weights @ _GRID / weights.sum()
+        middle = weights @ _GRID / weights.sum()
+        # of a line that has the mean of what was seen in their middle
+        guess = weights @ self._mean_s / weights.sum() / self._guess(middle) * self.relative_slope
+        away = _GRID - middle
         covariance, spread = weights @ (away * self._mean_s), weights @ (away * away)
         return max(0.0, float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR)))
 

@@ -175,6 +175,29 @@ class TestCost:
         assert curve(4) == pytest.approx(0.035, rel=0.1)
         assert curve(20) < 0.08
 
+    def test_long_steps_at_first_lead_nowhere_far(self) -> None:
+        """Of prompts, with which a server's first rounds share their steps."""
+        curve = CostCurve(relative_slope=0.02)
+        for cost_s in (0.510, 0.485, 0.521, 0.507, 0.495):
+            curve.observe(256, cost_s)
+            assert curve(256) == pytest.approx(0.5, rel=0.1)
+            assert 0.02 < curve(1) < curve(16) < 0.2
+        for amount, cost_s in ((56, 0.124), (30, 0.081), *[(16, 0.055)] * 4):
+            curve.observe(amount, cost_s)
+            assert curve(1) > 0.01
+        assert curve(16) == pytest.approx(0.055, rel=0.1)
+        assert curve(24) == pytest.approx(0.070, rel=0.15)
+        assert curve(64) == pytest.approx(0.14, rel=0.15)
+
+    def test_what_costs_far_more_than_was_guessed_is_soon_known(self) -> None:
+        curve = CostCurve(relative_slope=0.001)
+        for _ in range(20):
+            curve.observe(4, 0.030)
+        for _ in range(4):
+            curve.observe(24, 0.200)
+        assert curve(24) > 0.16
+        assert curve(4) == pytest.approx(0.030, rel=0.1)
+
     @pytest.mark.parametrize("costs", [(90, 27), (27, 90)])
     def test_one_pause_does_not_make_an_amount_look_dear(self, costs: Sequence[float]) -> None:
         cost = CostCurve(relative_slope=0.02)
