@@ -103,7 +103,7 @@ class DynamicGamma:
         """One for each round that is under way."""
 
     def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-        if self._is_ready and not self._is_resting:
+        if self._is_ready and not self._is_resting(num_beside):
             if len(self._prepared) >= MOST_PREPARED:  # of rounds that never came
                 self._prepared.clear()
             self._prepared[_question(candidates, num_beside)] = self._think(candidates, num_beside)
@@ -111,9 +111,9 @@ class DynamicGamma:
     def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
         if not self._is_ready:
             return _decision(self._first(candidates), Reason.FIRST)
-        if self._is_resting:
-            return self._rest(candidates)
         prepared = self._prepared.pop(_question(candidates, num_beside), None)
+        if self._is_resting(num_beside):
+            return self._rest(candidates)
         plan = prepared or self._think(candidates, num_beside)
         gammas = [
             min(gamma, candidate.max_gamma)
@@ -184,10 +184,9 @@ class DynamicGamma:
         """Whether enough has been measured to plan."""
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
 
-    @property
-    def _is_resting(self) -> bool:
+    def _is_resting(self, num_beside: int) -> bool:
         """Whether the coming round goes without drafts as the last one, as little can be new."""
-        return self._is_idle and self._num_idle % THINK_EVERY != 0
+        return self._is_idle and not num_beside and self._num_idle % THINK_EVERY != 0
 
     def _rest(self, candidates: Sequence[Candidate]) -> Decision:
         """A round without drafts that pay."""

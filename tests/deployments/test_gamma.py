@@ -220,6 +220,15 @@ class TestDynamicGamma:
         best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4, 6, 8))
         assert speed(DynamicGamma()) > 0.97 * best
 
+    @pytest.mark.parametrize("last", range(80, 84))
+    def test_a_prompt_is_noticed_at_once_where_drafts_did_not_pay(self, last: int) -> None:
+        run = simulate(
+            DynamicGamma(), FULL, lambda _: [0.6] * 16, last + 1, chance=varied,
+            beside=lambda index: 200 if index == last else 0,
+        )  # fmt: skip
+        assert sum(map(sum, run.gammas[-11:-1])) <= 1  # a probe's
+        assert sum(run.gammas[-1]) > 16
+
     def test_drafters_may_stop_in_varied_rounds_too(self) -> None:
         """A long draft of all sequences would take many times what a round does."""
         decisions: list[Decision] = []
