@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -126,7 +126,9 @@ async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> Loa
                     await answer(client, endpoint, load.again(), index, started_s=0.0)
 
         started_s = time.perf_counter()
-        answers = await _run_all(run, len(load.prompts), meanwhile=go_on, most=concurrency - 1)
+        num_prompts = len(load.prompts)
+        others = [go_on(index % num_prompts) for index in range(concurrency - 1)]
+        answers = await _run_all(run, num_prompts, others=others)
         stream_s = sum(a.ended_s - a.started_s for a in answers)
         return _result(answers, started_s=started_s, seconds=stream_s / concurrency)
 
@@ -148,8 +150,8 @@ async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) 
                 return None
 
         answers = await _run_all(run, len(load.prompts))
-    result = _result(answers, started_s=start_s, seconds=None)
-    return replace(result, num_refused=len(load.prompts) - len(answers))
+    num_refused = len(load.prompts) - len(answers)
+    return _result(answers, started_s=start_s, num_refused=num_refused)
 
 
 def http_client(endpoint: Endpoint) -> httpx.AsyncClient:
@@ -237,15 +239,13 @@ async def _run_all(
     run: Callable[[int], Coroutine[Any, Any, Answer | None]],
     num_requests: int,
     *,
-    meanwhile: Callable[[int], Coroutine[Any, Any, None]] | None = None,
-    most: int = 0,
+    others: Sequence[Coroutine[Any, Any, None]] = (),
 ) -> list[Answer]:
     """What came of them, refused ones left out; the first that fails ends all.
 
-    `meanwhile` runs `most` times until then, for these too, and is hung up on.
+    `others` run until then, and are hung up on.
     """
     tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
-    others = [meanwhile(index % num_requests) for index in range(most)] if meanwhile else []
     other_tasks = [asyncio.create_task(other) for other in others]
     all_ended = asyncio.gather(*tasks)
     try:
@@ -262,7 +262,13 @@ async def _run_all(
     return answers
 
 
-def _result(answers: Sequence[Answer], *, started_s: float, seconds: float | None) -> LoadResult:
+def _result(
+    answers: Sequence[Answer],
+    *,
+    started_s: float,
+    seconds: float | None = None,
+    num_refused: int = 0,
+) -> LoadResult:
     """`seconds` are those that the tokens took, if not all from the start to the end."""
     num_tokens = sum(a.num_tokens for a in answers)
     elapsed_s = max(a.ended_s for a in answers) - started_s
@@ -276,6 +282,7 @@ def _result(answers: Sequence[Answer], *, started_s: float, seconds: float | Non
         ),
         durations_s=tuple(a.ended_s - a.started_s for a in answers),
         texts=tuple(a.text for a in answers),
+        num_refused=num_refused,
     )
 
 

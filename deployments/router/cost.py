@@ -119,8 +119,11 @@ class CostCurve:
             self._mean_s[knot] += rate * (self._fitted_s[knot] * ratio - self._mean_s[knot])
 
     def _believed(self, knots: list[int], ratio: float) -> float:
-        """Of what an amount between these knots cost, to what was expected: one pause is none, but
-        what is as long the next time is no pause."""
+        """What to learn of the ratio of a cost between these knots to what was expected.
+
+        What is much longer once is taken for a pause, and learnt in part; twice in a row, it is no
+        pause, and soon outweighs what was known.
+        """
         is_long = ratio > 1.0 + LONGEST_PAUSE
         if is_long and self._was_long[knots].all():
             self._num_seen[knots] = np.minimum(self._num_seen[knots], WELL_KNOWN)

@@ -27,7 +27,7 @@ from deployments.router.plan import Plan, best_plan, worth_verifying
 FIRST_GAMMAS = (4, 0, 1, 2)
 """Of the first rounds, to see what costs what."""
 FIRST_DRAFTS = 16
-"""Of all sequences together, at most in such a round, but one each: many take long."""
+"""At most, of all sequences together in such a round, though one of each: many take long."""
 IDLE_OPTIMISM = 1.5
 """Standard deviations that drafting is given the benefit of while nothing is drafted, since nothing
 is learnt then."""

@@ -204,8 +204,8 @@ async def test_a_reply_says_how_much_of_prompts_the_next_step_will_run(
     while not long.done():
         replies.append(await running.go_on())
     foretold = [reply.num_prefill_tokens for reply in replies]
-    run = [reply.num_tokens - 1 for reply in replies]
-    assert foretold[:8] == run[1:9] == [MIN_PREFILL_CHUNK] * 8
+    actual = [reply.num_tokens - 1 for reply in replies]
+    assert foretold[:8] == actual[1:9] == [MIN_PREFILL_CHUNK] * 8
     assert foretold[-1] == 0
 
 
