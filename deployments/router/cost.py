@@ -1,5 +1,6 @@
 """What a round costs, learnt from the rounds that were. Pure."""
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ LEAST_SHARE = 0.1
 costs seem to rise."""
 SLOPE_PRIOR = 15.0
 """What the guess of the slope weighs: as much as so many observations a unit from the others."""
+RECENT = 0.03
+"""Of what is remembered of the rate, the share that a round replaces."""
 
 
 def _ties() -> Floats:
@@ -202,6 +205,23 @@ class DraftCost:
             new = CostCurve(relative_slope=0.2) if is_first else self.of(num_sequences).as_guess()
             self._curves[size] = new
         self._curves[size].observe(longest, cost_s)
+
+
+@dataclass(slots=True)
+class RecentRate:
+    """What rounds made of their time of late, prompts beside them or not."""
+
+    _num_tokens: float = 0.0
+    _time_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Without bound while nothing is known."""
+        return self._num_tokens / self._time_s if self._time_s else math.inf
+
+    def observe(self, num_tokens: int, time_s: float) -> None:
+        self._num_tokens += num_tokens - RECENT * self._num_tokens
+        self._time_s += time_s - RECENT * self._time_s
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import NUM_PATHS, Calibration, Paths
-from deployments.router.cost import Floats, RoundCost
+from deployments.router.cost import Floats, RecentRate, RoundCost
 from deployments.router.gamma import (
     Candidate,
     Decision,
@@ -83,6 +83,7 @@ class DynamicGamma:
         self._calibration = Calibration()
         self._paths = Paths()
         self._cost = RoundCost()
+        self._recent = RecentRate()
         self._num_first = 0
         """Of the first gammas, those that were measured."""
         self._is_idle = False
@@ -172,6 +173,7 @@ class DynamicGamma:
             is_drafted = observed.longest_draft > 0
             self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
             self._cost.verify.observe(observed.num_tokens, observed.verify_s)
+            self._recent.observe(observed.num_committed, observed.draft_s + observed.verify_s)
 
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)
@@ -202,7 +204,12 @@ class DynamicGamma:
         return [min(gamma, candidate.max_gamma) for candidate in candidates]
 
     def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
-        return best_plan(self._foresee(candidates), self._cost, num_beside=num_beside)
+        return best_plan(
+            self._foresee(candidates),
+            self._cost,
+            num_beside=num_beside,
+            usual_rate=self._recent.tokens_per_s,
+        )
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""

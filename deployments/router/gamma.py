@@ -71,6 +71,8 @@ class ObservedRound:
     """That drafters made; if they brought nothing in time, that they were asked for."""
     num_tokens: int
     """Run by the target in the steps of the round, drafts and other callers' tokens included."""
+    num_committed: int
+    """That the sequences of the round grew by."""
     is_draft_typical: bool
     """Whether the drafters did nothing else meanwhile, such as catching up on a prompt."""
     is_verify_typical: bool

@@ -7,8 +7,14 @@ A round is to bring the most expected tokens per second over the whole batch,
 where n counts the tokens of the target's step. For a given longest draft, verifying costs the same
 for every token, so tokens are taken by their probability of being accepted, as many as give the
 best rate: a step in the costs may hide behind one that does not pay.
+
+A round that runs others' prompts too is slow whatever is drafted, and by its own rate every draft
+would seem worth its time. But prompts have to be run at some time, and what drafts add to such a
+round other rounds do not get. So it is worth what rounds make of their time as a rule: where
+prompts are few, nearly as much as without them; beside a long one, less with every slow round.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,42 +36,53 @@ class Plan:
     least_survival: float
     """A draft that survives with less probability is expected not to be worth verifying."""
     tokens_per_s: float
-    """To expect of the round."""
+    """What time is worth: to expect of the round, unless it runs tokens of others too."""
 
 
-def best_plan(survival: Floats, cost: RoundCost, *, num_beside: int) -> Plan:
-    """The plan of the most expected tokens per second.
+def best_plan(
+    survival: Floats, cost: RoundCost, *, num_beside: int, usual_rate: float = math.inf
+) -> Plan:
+    """The plan that makes the most of its time.
 
-    `num_beside` tokens of others are run in the same step. Where a long prompt makes it long, a few
-    drafts more hardly matter; what they take from the prompt's share of the step, they are charged.
+    `num_beside` tokens of others are run in the same step. Then time is worth `usual_rate`, in
+    tokens per second, or what these sequences would make of it alone, if that is less.
 
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts of
     a sequence are accepted, in equally likely cases; 0 where no draft may be.
     """
     num_sequences, num_samples, depth = survival.shape
-    num_plain = num_sequences + num_beside
-    plain_rate = num_sequences / cost.verify(num_plain)
-    plain = Plan(gammas=[0] * num_sequences, least_survival=1.0, tokens_per_s=plain_rate)
+    plain_rate = num_sequences / cost.verify(num_sequences)
     flat = survival.ravel()
     order = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat >= LEAST_SURVIVAL)]
     if not len(order):
-        return plain
+        return _plain(num_sequences, plain_rate)
     chances = flat[order]
     longest = np.arange(1, depth + 1)[:, None]
     is_drafted = order % depth < longest  # [longest, tokens], the likeliest token first
-    num_drafts = np.cumsum(is_drafted, axis=1)
     expected = num_sequences + np.cumsum(is_drafted * chances, axis=1) / num_samples
-    verify_s = cost.verify.at(num_plain + np.arange(len(order) + 1) / num_samples)
-    rates = expected / (cost.draft.of(num_sequences).at(longest) + verify_s[num_drafts])
-    best, last = np.unravel_index(rates.argmax(), rates.shape)
-    if rates[best, last] <= plain_rate:
-        return plain
+    num_drafts = np.cumsum(is_drafted, axis=1)
+    draft_s = cost.draft.of(num_sequences).at(longest)
+
+    def times_s(num_others: int) -> Floats:
+        num_tokens = num_sequences + num_others + np.arange(len(order) + 1) / num_samples
+        verify_s: Floats = cost.verify.at(num_tokens)[num_drafts]
+        return draft_s + verify_s
+
+    rate = max(plain_rate, float((expected / times_s(0)).max()))
+    if num_beside:
+        rate = min(rate, usual_rate)
+    gains = expected - rate * times_s(num_beside)
+    best, last = np.unravel_index(gains.argmax(), gains.shape)
+    if gains[best, last] <= num_sequences - rate * cost.verify(num_sequences + num_beside):
+        return _plain(num_sequences, rate)
     is_worth = (survival[:, :, : best + 1] >= chances[last]).mean(axis=1) >= MIN_SHARE
     return Plan(
-        gammas=is_worth.sum(axis=1).tolist(),
-        least_survival=float(chances[last]),
-        tokens_per_s=float(rates[best, last]),
+        gammas=is_worth.sum(axis=1).tolist(), least_survival=float(chances[last]), tokens_per_s=rate
     )
+
+
+def _plain(num_sequences: int, tokens_per_s: float) -> Plan:
+    return Plan(gammas=[0] * num_sequences, least_survival=1.0, tokens_per_s=tokens_per_s)
 
 
 def worth_verifying(

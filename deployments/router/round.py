@@ -19,7 +19,6 @@ class RoundRecord(ObservedRound):
     num_sequences: int
     num_live: int
     """Sequences of the router, in this round or not."""
-    num_committed: int
     draft_compute_s: float
     """Of draft_s, what the drafters spent in steps, the longest of them."""
     verify_compute_s: float

@@ -44,6 +44,7 @@ def share_overlapped(
                 num_drafted=1,
                 longest_draft=4,
                 num_tokens=5,
+                num_committed=1,
                 is_draft_typical=not was_overlapped,
                 is_verify_typical=True,
                 is_overlapped=is_overlapped,
@@ -81,7 +82,7 @@ class TestPolicy:
             overlap.observe(
                 ObservedRound(
                     reason=Reason.FIXED, outcomes=(), num_drafted=0, longest_draft=0,
-                    num_tokens=1,
+                    num_tokens=1, num_committed=1,
                     is_draft_typical=False,
                     is_verify_typical=True, is_overlapped=False, is_after_overlap=False,
                     draft_s=0.0, verify_s=0.03,

@@ -33,25 +33,45 @@ def make_survival(seed: int) -> list[list[float]]:
     ]
 
 
-def rate(
-    survival: list[list[float]], gammas: tuple[int, ...], cost: RoundCost, num_beside: int
-) -> float:
-    expected = NUM_SEQUENCES + sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
+def expected(survival: list[list[float]], gammas: tuple[int, ...]) -> float:
+    return NUM_SEQUENCES + sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
+
+
+def time_s(gammas: tuple[int, ...], cost: RoundCost, num_beside: int) -> float:
     draft_s = cost.draft.of(NUM_SEQUENCES)(max(gammas)) if any(gammas) else 0.0
-    return expected / (draft_s + cost.verify(num_beside + NUM_SEQUENCES + sum(gammas)))
+    return draft_s + cost.verify(num_beside + NUM_SEQUENCES + sum(gammas))
 
 
 ALL_GAMMAS = list(product(range(DEPTH + 1), repeat=NUM_SEQUENCES))
 
 
-@pytest.mark.parametrize("num_beside", [0, 4])
 @pytest.mark.parametrize("seed", range(40))
-def test_no_plan_is_better_where_survival_is_known(seed: int, num_beside: int) -> None:
+def test_no_plan_is_better_where_survival_is_known(seed: int) -> None:
     survival, cost = make_survival(seed), make_cost(seed)
-    plan = best_plan(np.array(survival)[:, None, :], cost, num_beside=num_beside)
-    best = max(rate(survival, gammas, cost, num_beside) for gammas in ALL_GAMMAS)
+
+    def rate(gammas: tuple[int, ...]) -> float:
+        return expected(survival, gammas) / time_s(gammas, cost, 0)
+
+    plan = best_plan(np.array(survival)[:, None, :], cost, num_beside=0)
+    best = max(map(rate, ALL_GAMMAS))
     assert plan.tokens_per_s == pytest.approx(best)
-    assert rate(survival, tuple(plan.gammas), cost, num_beside) == pytest.approx(best)
+    assert rate(tuple(plan.gammas)) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(40))
+def test_beside_a_prompt_time_is_worth_what_it_usually_is(seed: int, share: float) -> None:
+    survival, cost = make_survival(seed), make_cost(seed)
+    samples = np.array(survival)[:, None, :]
+    alone = best_plan(samples, cost, num_beside=0).tokens_per_s
+    worth = min(share, 1.0) * alone
+
+    def gain(gammas: tuple[int, ...]) -> float:
+        return expected(survival, gammas) - worth * time_s(gammas, cost, 6)
+
+    plan = best_plan(samples, cost, num_beside=6, usual_rate=share * alone)
+    assert plan.tokens_per_s == pytest.approx(worth)
+    assert gain(tuple(plan.gammas)) == pytest.approx(max(map(gain, ALL_GAMMAS)))
 
 
 def test_a_plan_counts_with_choosing_later() -> None:
@@ -73,8 +93,7 @@ def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
     price = random.Random(seed).uniform(50, 400)
 
     def worth(gammas: tuple[int, ...]) -> float:
-        expected = sum(sum(s[:k]) for s, k in zip(survival, gammas, strict=True))
-        return expected - price * cost.verify(2 + NUM_SEQUENCES + sum(gammas))
+        return expected(survival, gammas) - price * cost.verify(2 + NUM_SEQUENCES + sum(gammas))
 
     kept = worth_verifying(survival, cost, num_others=2, tokens_per_s=price)
     assert worth(tuple(kept)) == pytest.approx(max(map(worth, ALL_GAMMAS)))
