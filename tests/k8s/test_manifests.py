@@ -11,6 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments import AppArgs, build
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
+from deployments.builder import SERVE_ENVIRONMENT
 
 ROOT = Path(__file__).parent.parent.parent
 CRD = ROOT.parent / "shared" / "kuberay" / "ray.io_rayservices.yaml"
@@ -102,6 +103,13 @@ class TestServeConfig:
         assert application.import_path == "deployments:app"
         AppArgs.model_validate(application.args)
         assert deploy.grpc_options.grpc_servicer_functions == [SERVICER_FUNCTION], name
+
+    def test_serves_processes_are_as_we_would_start_them(
+        self, name: str, config: dict[str, Any]
+    ) -> None:
+        options = ServeDeploySchema.model_validate(config).controller_options
+        assert options is not None, name
+        assert options.runtime_env == {"env_vars": SERVE_ENVIRONMENT}
 
     def test_overrides_name_deployments_that_exist(self, name: str, config: dict[str, Any]) -> None:
         deploy = ServeDeploySchema.model_validate(config)
