@@ -2,8 +2,9 @@
 //
 // A verification multiplies few tokens by all weights, so their way from memory is what it costs. They
 // are laid out in the order in which they are needed, and while the products of one group of outputs
-// are made, the weights of the next are on their way to the second-level cache. A row's result does not
-// depend on how many rows there are.
+// are made, the weights of the next are on their way to the second-level cache. The rows of a tile are
+// laid out beside each other first: the addresses of twelve would not fit the registers. A row's result
+// does not depend on how many rows there are.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -12,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -20,6 +20,8 @@
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__AMX_BF16__)
 #define TANDEM_STREAMS 1
 #include <immintrin.h>
+
+#include "transpose.h"
 #endif
 
 namespace {
@@ -31,6 +33,7 @@ constexpr int64_t kLine = 2 * kWidth;        // numbers of a cache line: a pair 
 constexpr int64_t kLinesAhead = 16;          // fetched to the first-level cache
 constexpr int64_t kFetchedBytes = 384 << 10;  // a larger group is not fetched to the second level
 constexpr int64_t kWorkPerThread = 1 << 15;  // products, of one row
+constexpr int64_t kInputsPerThread = 1 << 16;  // to lay out
 constexpr int kMaxRows = 12;                 // of a tile
 constexpr int kMaxBlocks = 4;
 constexpr int kMaxSums = 24;                 // registers of a tile; the others hold what is multiplied
@@ -48,13 +51,14 @@ at::Tensor stream_weight(const at::Tensor& weight) {
 #ifdef TANDEM_STREAMS
 
 struct Layer {
-  const BFloat16* input;
+  const int32_t* pairs;  // inputs, tile by tile: [num_pairs, rows of the tile]
   const BFloat16* weight;
   const float* bias;  // null where there is none
   BFloat16* output;
   int64_t in_features;
   int64_t out_features;
 
+  int64_t num_pairs() const { return in_features / 2; }
   int64_t block_size() const { return in_features * kWidth; }
 };
 
@@ -66,13 +70,13 @@ struct Fetch {
 
 template <int Rows, int Blocks>
 void multiply_tile(const Layer& layer, int64_t first_row, int64_t first_block, Fetch fetch) {
-  const BFloat16* input = layer.input + first_row * layer.in_features;
+  const int32_t* inputs = layer.pairs + first_row * layer.num_pairs();
   const BFloat16* weight = layer.weight + first_block * layer.block_size();
   __m512 sums[Rows][Blocks];
   for (auto& row : sums) {
     for (auto& sum : row) sum = _mm512_setzero_ps();
   }
-  for (int64_t pair = 0; pair < layer.in_features / 2; ++pair) {
+  for (int64_t pair = 0; pair < layer.num_pairs(); ++pair) {
     __m512bh weights[Blocks];
     for (int block = 0; block < Blocks; ++block) {
       const BFloat16* line = weight + block * layer.block_size() + pair * kLine;
@@ -83,11 +87,9 @@ void multiply_tile(const Layer& layer, int64_t first_row, int64_t first_block, F
       _mm_prefetch(fetch.lines + (pair * fetch.lines_per_pair + line) * kLine, _MM_HINT_T1);
     }
     for (int row = 0; row < Rows; ++row) {
-      int32_t two;
-      std::memcpy(&two, input + row * layer.in_features + 2 * pair, sizeof(two));
-      const auto inputs = (__m512bh)_mm512_set1_epi32(two);
+      const auto two = (__m512bh)_mm512_set1_epi32(inputs[pair * Rows + row]);
       for (int block = 0; block < Blocks; ++block) {
-        sums[row][block] = _mm512_dpbf16_ps(sums[row][block], weights[block], inputs);
+        sums[row][block] = _mm512_dpbf16_ps(sums[row][block], weights[block], two);
       }
     }
   }
@@ -133,12 +135,51 @@ class Tiling {
 
   int64_t rows_of(int64_t tile) const { return rows_each_ + (tile < num_higher_ ? 1 : 0); }
 
+  int64_t first_row_of(int64_t tile) const {
+    return tile * rows_each_ + std::min(tile, num_higher_);
+  }
+
   int64_t blocks_each() const { return std::min<int64_t>(kMaxBlocks, kMaxSums / rows_of(0)); }
 
  private:
   const int64_t rows_each_;
   const int64_t num_higher_;
 };
+
+// rows [num_rows, num_pairs] -> [num_pairs, num_rows], of at most sixteen rows
+void lay_out_tile(const int32_t* rows, int64_t num_rows, int64_t num_pairs, int32_t* tile) {
+  const auto of_rows = static_cast<__mmask16>((1u << num_rows) - 1);
+  for (int64_t first = 0; first < num_pairs; first += kWidth) {
+    const int64_t num_left = std::min(kWidth, num_pairs - first);
+    const auto of_pairs = static_cast<__mmask16>((1u << num_left) - 1);
+    __m512i pairs[kWidth];
+    for (int64_t row = 0; row < kWidth; ++row) {
+      pairs[row] = row < num_rows
+                       ? _mm512_maskz_loadu_epi32(of_pairs, rows + row * num_pairs + first)
+                       : _mm512_setzero_si512();
+    }
+    tandem::transpose(pairs);
+    for (int64_t i = 0; i < num_left; ++i) {
+      _mm512_mask_storeu_epi32(tile + (first + i) * num_rows, of_rows, pairs[i]);
+    }
+  }
+}
+
+// input [rows, in_features] -> tile by tile, what Layer wants
+at::Tensor lay_out(const at::Tensor& input, const Tiling& tiling, int64_t num_pairs) {
+  if (input.numel() == 2 * num_pairs) return input;  // a row lies as it should
+  at::Tensor tiles = at::empty({input.numel() / 2}, at::kInt);
+  const auto* rows = reinterpret_cast<const int32_t*>(input.const_data_ptr<BFloat16>());
+  auto* target = tiles.mutable_data_ptr<int32_t>();
+  const int64_t tiles_per_thread = 1 + kInputsPerThread / (2 * num_pairs * kMaxRows);
+  at::parallel_for(0, tiling.num_tiles, tiles_per_thread, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t start = tiling.first_row_of(tile) * num_pairs;
+      lay_out_tile(rows + start, tiling.rows_of(tile), num_pairs, target + start);
+    }
+  });
+  return tiles;
+}
 
 // The blocks [begin, end) of outputs, for all rows: one thread's share.
 void multiply_blocks(const Layer& layer, const Tiling& tiling, int64_t begin, int64_t end) {
@@ -149,13 +190,11 @@ void multiply_blocks(const Layer& layer, const Tiling& tiling, int64_t begin, in
     int64_t num_to_fetch = std::min(blocks_each, end - next);
     if (num_to_fetch * layer.block_size() * sizeof(BFloat16) > kFetchedBytes) num_to_fetch = 0;
     const int64_t fetched_per_tile = (num_to_fetch + tiling.num_tiles - 1) / tiling.num_tiles;
-    int64_t row = 0;
     for (int64_t tile = 0; tile < tiling.num_tiles; ++tile) {
       const int64_t fetched = std::min(tile * fetched_per_tile, num_to_fetch);
       const Fetch fetch{layer.weight + (next + fetched) * layer.block_size(),
                         std::min(fetched_per_tile, num_to_fetch - fetched)};
-      kTiles[tiling.rows_of(tile) - 1][num_blocks - 1](layer, row, block, fetch);
-      row += tiling.rows_of(tile);
+      kTiles[tiling.rows_of(tile) - 1][num_blocks - 1](layer, tiling.first_row_of(tile), block, fetch);
     }
   }
 }
@@ -171,13 +210,14 @@ at::Tensor streamed_linear(const at::Tensor& any_input, const at::Tensor& weight
   auto shape = input.sizes().vec();
   shape.back() = out_features;
   at::Tensor output = at::empty(shape, input.options());
-  const Layer layer{input.const_data_ptr<BFloat16>(),
+  const Tiling tiling(input.numel() / in_features);
+  const at::Tensor tiles = lay_out(input, tiling, in_features / 2);
+  const Layer layer{static_cast<const int32_t*>(tiles.const_data_ptr()),
                     weight.const_data_ptr<BFloat16>(),
                     bias ? bias->const_data_ptr<float>() : nullptr,
                     output.mutable_data_ptr<BFloat16>(),
                     in_features,
                     out_features};
-  const Tiling tiling(input.numel() / in_features);
   const int64_t blocks_per_thread = std::max<int64_t>(1, kWorkPerThread / layer.block_size());
   if (tiling.num_tiles > 0) {
     at::parallel_for(0, weight.size(0), blocks_per_thread, [&](int64_t begin, int64_t end) {
