@@ -15,7 +15,7 @@ from deployments.router.deployment import Router
 from deployments.target_group import TargetGroup
 
 SERVE_ENVIRONMENT = {
-    # a streamed chunk takes proxy and router half as long by gRPC as by an actor call
+    # a streamed token takes proxy and router half the time that it does by actor calls
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
 }

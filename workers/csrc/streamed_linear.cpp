@@ -3,8 +3,8 @@
 // A verification multiplies few tokens by all weights, so their way from memory is what it costs. They
 // are laid out in the order in which they are needed, and while the products of one group of outputs
 // are made, the weights of the next are on their way to the second-level cache. The rows of a tile are
-// laid out beside each other first: the addresses of twelve would not fit the registers. A row's result
-// does not depend on how many rows there are.
+// laid out beside each other first: the addresses of twelve do not fit the general registers. A row's
+// result does not depend on how many rows there are.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
