@@ -51,9 +51,13 @@ class Load:
     nonce: str = field(default_factory=lambda: uuid4().hex[:12])
     """Each load has another, or its prompts would be in the prefix cache already."""
 
-    def again(self) -> "Load":
-        """The same requests, of which none is in the prefix cache."""
-        return Load(prompts=self.prompts, max_tokens=self.max_tokens, temperature=self.temperature)
+    def again(self, *, max_tokens: int | None = None) -> "Load":
+        """The same requests, of which none is in the prefix cache; or shorter ones."""
+        return Load(
+            prompts=self.prompts,
+            max_tokens=max_tokens or self.max_tokens,
+            temperature=self.temperature,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,28 +113,34 @@ class LoadResult:
 async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> LoadResult:
     """Complete all prompts, `concurrency` at a time; raises LoadError.
 
-    Streams that are left without work go on with further requests, which are not counted, until the
-    last that is has ended. So there are always as many, and they make tokens at a rate of
+    What is measured is a part of a long run. Streams begin with requests of several lengths, so
+    that prompts do not come all at once, and go on with further ones until the last prompt is
+    complete; neither count. So there are always as many, and they make tokens at a rate of
     concurrency * tokens / the sum of all requests' times.
     """
-    slots = asyncio.Semaphore(concurrency)  # first come, first served
+    num_prompts = len(load.prompts)
+    left = iter(range(num_prompts))
+    answers: dict[int, Answer] = {}
     async with http_client(endpoint) as client:
 
-        async def run(index: int) -> Answer:
-            async with slots:
-                return await answer(client, endpoint, load, index, started_s=time.perf_counter())
+        async def ask(load: Load, index: int) -> Answer:
+            return await answer(client, endpoint, load, index, started_s=time.perf_counter())
 
-        async def go_on(index: int) -> None:
-            async with slots:
-                while True:
-                    await answer(client, endpoint, load.again(), index, started_s=0.0)
+        async def keep_asking(stream: int) -> None:
+            of_others = stream % num_prompts
+            if concurrency > 1:
+                num_tokens = max(1, load.max_tokens * (stream + 1) // concurrency)
+                await ask(load.again(max_tokens=num_tokens), of_others)
+            for index in left:
+                answers[index] = await ask(load, index)
+            while len(answers) < num_prompts:
+                await ask(load.again(), of_others)
 
         started_s = time.perf_counter()
-        num_prompts = len(load.prompts)
-        others = [go_on(index % num_prompts) for index in range(concurrency - 1)]
-        answers = await _run_all(run, num_prompts, others=others)
-        stream_s = sum(a.ended_s - a.started_s for a in answers)
-        return _result(answers, started_s=started_s, seconds=stream_s / concurrency)
+        await _until_first_ends([keep_asking(stream) for stream in range(concurrency)])
+    in_order = [answers[index] for index in range(num_prompts)]
+    stream_s = sum(a.ended_s - a.started_s for a in in_order)
+    return _result(in_order, started_s=started_s, seconds=stream_s / concurrency)
 
 
 async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) -> LoadResult:
@@ -235,28 +245,26 @@ def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
     return request
 
 
-async def _run_all(
-    run: Callable[[int], Coroutine[Any, Any, Answer | None]],
-    num_requests: int,
-    *,
-    others: Sequence[Coroutine[Any, Any, None]] = (),
-) -> list[Answer]:
-    """What came of them, refused ones left out; the first that fails ends all.
-
-    `others` run until then, and are hung up on.
-    """
-    tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
-    other_tasks = [asyncio.create_task(other) for other in others]
-    all_ended = asyncio.gather(*tasks)
+async def _until_first_ends(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all until one is done, or fails, and hang up on the others."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        waited: set[asyncio.Future[Any]] = {all_ended, *other_tasks}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        for task in other_tasks:
-            if task.done():
-                task.result()
-        answers = [of_request for of_request in await all_ended if of_request is not None]
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
     finally:
-        await cancel_all([*tasks, *other_tasks])
+        await cancel_all(tasks)
+
+
+async def _run_all(
+    run: Callable[[int], Coroutine[Any, Any, Answer | None]], num_requests: int
+) -> list[Answer]:
+    """What came of them, refused ones left out; the first that fails ends all."""
+    tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
+    try:
+        answers = [a for a in await asyncio.gather(*tasks) if a is not None]
+    finally:
+        await cancel_all(tasks)
     if not answers:
         raise LoadError(f"the server refused all of {num_requests} requests; offer it fewer")
     return answers

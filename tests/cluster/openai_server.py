@@ -26,6 +26,8 @@ class OpenAIServer(ThreadingHTTPServer):
         self.with_usage = True
         self.refuses_every: int | None = None
         """Of so many requests, the last gets status 429."""
+        self.refuses_seed: int | None = None
+        """Requests with this seed get it too."""
         self.together: threading.Barrier | None = None
         """What requests wait at before they are answered."""
         self.endless_prompts: tuple[str, ...] = ()
@@ -48,6 +50,8 @@ class OpenAIServer(ThreadingHTTPServer):
             self._num_running += 1
             self.most_at_a_time = max(self.most_at_a_time, self._num_running)
             every = self.refuses_every
+            if request["seed"] == self.refuses_seed:
+                return False
             return every is None or len(self.requests) % every != 0
 
     def end(self) -> None:

@@ -57,10 +57,32 @@ class TestClosedLoop:
         assert len(result.time_to_first_s) == len(result.durations_s) == 5
         assert len(result.chunk_gaps_s) == 5 * (len(WORDS) - 1)
         assert sum(result.durations_s) * result.tokens_per_s == pytest.approx(2 * 5 * len(WORDS))
-        assert [request["seed"] for request in server.requests[5:]][:1] == [0]
         assert {request["seed"] for request in server.requests} == set(range(5))
         prompts = [request["prompt"] for request in server.requests]
         assert len(set(prompts)) == len(prompts)
+
+    def test_streams_begin_with_requests_of_several_lengths_that_do_not_count(
+        self, server: OpenAIServer
+    ) -> None:
+        server.together = threading.Barrier(4)  # so that the first four are of four streams
+        result = asyncio.run(run_closed(endpoint_of(server), make_load(8), concurrency=4))
+        assert sorted(request["max_tokens"] for request in server.requests[:4]) == [1, 2, 3, 5]
+        assert {request["max_tokens"] for request in server.requests[4:]} == {5}
+        counted = [request["seed"] for request in server.requests[4:12]]
+        assert sorted(counted) == list(range(8))
+        assert len(result.durations_s) == 8
+
+    def test_one_stream_has_no_need_of_that(self, server: OpenAIServer) -> None:
+        asyncio.run(run_closed(endpoint_of(server), make_load(3), concurrency=1))
+        assert [request["seed"] for request in server.requests] == [0, 1, 2]
+
+    def test_with_fewer_prompts_than_streams_all_have_something_to_do(
+        self, server: OpenAIServer
+    ) -> None:
+        server.together = threading.Barrier(3)
+        result = asyncio.run(run_closed(endpoint_of(server), make_load(1), concurrency=3))
+        assert server.most_at_a_time == 3
+        assert len(result.texts) == 1
 
     def test_a_further_request_that_fails_ends_it(self, server: OpenAIServer) -> None:
         server.refuses_every = 3
