@@ -9,9 +9,11 @@ for every token, so tokens are taken by their probability of being accepted, as 
 best rate: a step in the costs may hide behind one that does not pay.
 
 A round that runs others' prompts too is slow whatever is drafted, and by its own rate every draft
-would seem worth its time. But prompts have to be run at some time, and what drafts add to such a
-round other rounds do not get. So it is worth what rounds make of their time as a rule: where
-prompts are few, nearly as much as without them; beside a long one, less with every slow round.
+would seem worth its time. But prompts have to be run at some time, so what a draft saves is a round
+of these sequences alone, later; time is worth what they would make of it then, however many prompts
+there are. Beside a long prompt that would be hard on them: round after round brings them hardly
+more than a token each. So where prompts leave them little, time is worth no more than what rounds
+make of it as a rule, and drafts are cheap.
 """
 
 import math
@@ -26,6 +28,9 @@ MIN_SHARE = 0.1
 """Drafting goes as far as this share of the foreseen drafts is worth verifying."""
 LEAST_SURVIVAL = 0.01
 """Drafts that survive with less probability bring too little to be worth the thought."""
+FAIR_SHARE = 0.5
+"""Of what sequences would make of their time alone. While prompts leave them that, their drafts are
+no cheaper beside a prompt; when they leave half of it, as cheap as the prompts' time is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +49,8 @@ def best_plan(
 ) -> Plan:
     """The plan that makes the most of its time.
 
-    `num_beside` tokens of others are run in the same step. Then time is worth `usual_rate`, in
-    tokens per second, or what these sequences would make of it alone, if that is less.
+    `num_beside` tokens of others are run in the same step. What rounds make of their time as a
+    rule, `usual_rate`, in tokens per second, says how much such tokens leave to these sequences.
 
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts of
     a sequence are accepted, in equally likely cases; 0 where no draft may be.
@@ -70,7 +75,7 @@ def best_plan(
 
     rate = max(plain_rate, float((expected / times_s(0)).max()))
     if num_beside:
-        rate = min(rate, usual_rate)
+        rate = _rate_beside(rate, usual_rate)
     gains = expected - rate * times_s(num_beside)
     best, last = np.unravel_index(gains.argmax(), gains.shape)
     if gains[best, last] <= num_sequences - rate * cost.verify(num_sequences + num_beside):
@@ -79,6 +84,11 @@ def best_plan(
     return Plan(
         gammas=is_worth.sum(axis=1).tolist(), least_survival=float(chances[last]), tokens_per_s=rate
     )
+
+
+def _rate_beside(alone: float, usual: float) -> float:
+    """What time is worth beside prompts, in tokens per second."""
+    return min(alone, max(usual, (usual / FAIR_SHARE) ** 2 / alone))
 
 
 def _plain(num_sequences: int, tokens_per_s: float) -> Plan:

@@ -75,11 +75,11 @@ def simulate(
     *,
     seed: int = 0,
     chance: Chance | None = None,
-    beside: Callable[[int], int] = lambda _: 0,
+    beside: Callable[[Run], int] = lambda _: 0,
 ) -> Run:
     """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time.
 
-    `beside(round)` tokens of others are run in the same step.
+    After the rounds so far, `beside(run)` tokens of others are run in the same step.
 
     With a `chance`, drafts have one each, and the drafter says how sure it is; without, it is
     silent.
@@ -90,7 +90,7 @@ def simulate(
     for index in range(num_rounds):
         of_round = alphas(index)
         candidates = [Candidate(seq_id=str(i), max_gamma=MAX_GAMMA) for i in range(len(of_round))]
-        num_beside = beside(index)
+        num_beside = beside(run)
         decision = controller.choose(candidates, num_beside=num_beside)
         chances: dict[int, list[float]] = {}
         for i, (gamma, stop_below) in enumerate(
@@ -214,19 +214,42 @@ class TestDynamicGamma:
         def speed(controller: GammaController) -> float:
             run = simulate(
                 controller, machine, lambda _: [0.8] * num_sequences, 600, chance=varied,
-                beside=lambda index: 200 if index >= 300 else 0,
+                beside=lambda run: 200 if len(run.tokens) >= 300 else 0,
             )  # fmt: skip
             return run.tokens_per_s(310)
 
         best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4, 6, 8))
         assert speed(DynamicGamma()) > 0.96 * best
 
+    @pytest.mark.parametrize("seed", range(2))
+    def test_prompts_that_come_with_texts_make_drafts_no_cheaper(self, seed: int) -> None:
+        """They have to be run for every text, so drafts save nothing of them."""
+        machine = Machine(hop=3, draft_step=0.8, verify=14, verify_token=0.7)
+
+        def speed(controller: GammaController) -> float:
+            num_prompts = 0
+
+            def beside(run: Run) -> int:
+                nonlocal num_prompts
+                num_due = int(sum(run.tokens) / 128) - num_prompts
+                num_prompts += num_due
+                return 120 * num_due
+
+            run = simulate(
+                controller, machine, lambda _: [0.75] * 64, 1000, seed=seed, chance=varied,
+                beside=beside,
+            )  # fmt: skip
+            return run.tokens_per_s(200)
+
+        best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4, 6, 8))
+        assert speed(DynamicGamma()) > 0.99 * best
+
     @pytest.mark.parametrize("last", range(80, 84))
     def test_a_prompt_is_noticed_at_once_where_drafts_did_not_pay(self, last: int) -> None:
         """One more token made the step a wide one, which it is now anyway."""
         run = simulate(
             DynamicGamma(), BLOCKS, lambda _: [0.4] * 8, last + 1, chance=varied,
-            beside=lambda index: 200 if index == last else 0,
+            beside=lambda run: 200 if len(run.tokens) == last else 0,
         )  # fmt: skip
         assert all(sum(gammas) <= 1 for gammas in run.gammas[-11:-1])  # a probe's
         assert sum(run.gammas[-1]) > 1

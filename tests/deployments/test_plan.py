@@ -58,18 +58,23 @@ def test_no_plan_is_better_where_survival_is_known(seed: int) -> None:
     assert rate(tuple(plan.gammas)) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("share", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("left", "share"), [(0.1, 0.1), (0.25, 0.25), (0.4, 0.64), (0.5, 1.0), (2.0, 1.0)]
+)
 @pytest.mark.parametrize("seed", range(40))
-def test_beside_a_prompt_time_is_worth_what_it_usually_is(seed: int, share: float) -> None:
+def test_beside_prompts_that_leave_little_time_is_worth_less(
+    seed: int, left: float, share: float
+) -> None:
+    """`left` of the rate of the sequences alone, time is worth `share` of that rate."""
     survival, cost = make_survival(seed), make_cost(seed)
     samples = np.array(survival)[:, None, :]
     alone = best_plan(samples, cost, num_beside=0).tokens_per_s
-    worth = min(share, 1.0) * alone
+    worth = share * alone
 
     def gain(gammas: tuple[int, ...]) -> float:
         return expected(survival, gammas) - worth * time_s(gammas, cost, 6)
 
-    plan = best_plan(samples, cost, num_beside=6, usual_rate=share * alone)
+    plan = best_plan(samples, cost, num_beside=6, usual_rate=left * alone)
     assert plan.tokens_per_s == pytest.approx(worth)
     assert gain(tuple(plan.gammas)) == pytest.approx(max(map(gain, ALL_GAMMAS)))
 
