@@ -29,8 +29,8 @@ MIN_SHARE = 0.1
 LEAST_SURVIVAL = 0.01
 """Drafts that survive with less probability bring too little to be worth the thought."""
 FAIR_SHARE = 0.5
-"""Of what sequences would make of their time alone. While prompts leave them that, their drafts are
-no cheaper beside a prompt; when they leave half of it, as cheap as the prompts' time is."""
+"""Of what sequences would make of their time alone. While prompts leave them that, drafts are no
+cheaper beside a prompt; once they leave half of it, time is worth the usual rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
