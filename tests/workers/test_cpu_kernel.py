@@ -11,7 +11,7 @@ from workers.paged_kernel import ScoreRule, VarlenBatch
 BLOCK_SIZE = 4
 NUM_BLOCKS = 200
 # (new tokens, context): single tokens, drafts, a prefill of several tiles, contexts of many chunks
-SEQUENCES = ((1, 1), (1, 130), (5, 70), (5, 5), (40, 100), (3, 64), (2, 65))
+SEQUENCES = ((1, 1), (1, 130), (5, 70), (5, 5), (40, 100), (3, 64), (2, 65), (4, 90), (2, 40))
 
 
 def find(

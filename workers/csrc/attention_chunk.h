@@ -19,9 +19,10 @@
 
 namespace tandem {
 
-constexpr int kChunk = 32;  // keys
+constexpr int kChunk = 64;  // keys
 
-// Where the cache has the keys and values of one head: key j in row rows[j] + head.
+// Where the cache has the keys and values of one head: key j in row rows[j] + head. After the last, up
+// to whole vectors, the last again: they are hidden, but must be finite.
 struct Rows {
   const int64_t* rows;
   int64_t head;
@@ -39,13 +40,14 @@ struct Cache {
   const T* key(int64_t row) const { return keys + row * key_dim; }
   const T* value(int64_t row) const { return values + row * value_dim; }
 
-  void prefetch(int64_t row) const {
+  [[gnu::always_inline]] void prefetch(int64_t row) const {
     prefetch(key(row), key_dim);
     prefetch(value(row), value_dim);
   }
 
  private:
-  static void prefetch(const T* row, int dim) {
+  // Inlined: calls are without effect to the compiler, which would drop them.
+  [[gnu::always_inline]] static void prefetch(const T* row, int dim) {
     constexpr int kPerLine = 64 / sizeof(T);
     for (int i = 0; i < dim; i += kPerLine) __builtin_prefetch(row + i, 0, 2);
   }
@@ -83,16 +85,12 @@ class FloatChunk {
 
   // What is treated next is on its way from memory meanwhile.
   void load(Rows rows, Rows next) {
-    for (int j = 0; j < rows.count; ++j) {
+    num_keys_ = whole(rows.count, kLanes);
+    for (int j = 0; j < num_keys_; ++j) {
       convert_row(cache_.key(rows[j]), cache_.key_dim, &keys_[j * key_size_]);
       convert_row(cache_.value(rows[j]), cache_.value_dim, &values_[j * value_size_]);
       if (j < next.count) cache_.prefetch(next[j]);
     }
-    // whole vectors of keys are treated: those past the end are hidden, but must be finite
-    num_keys_ = whole(rows.count, kLanes);
-    const int num_past = num_keys_ - rows.count;
-    std::fill_n(keys_.begin() + rows.count * key_size_, num_past * key_size_, 0.0f);
-    std::fill_n(values_.begin() + rows.count * value_size_, num_past * value_size_, 0.0f);
   }
 
   // scores[row][j] = scale * queries[row] . keys[j]
@@ -180,10 +178,19 @@ class FloatChunk {
   Cache<T> cache_;
   float scale_;
   int num_keys_, key_size_, value_size_;
-  std::vector<float> keys_, values_;  // [kChunk, size]
+  Buffer<float> keys_, values_;  // [kChunk, size]
 };
 
 #ifdef TANDEM_PAIRS
+
+// Numbers of two registers by turns: of their lower halves, then of their upper halves.
+constexpr std::array<std::array<uint16_t, 2 * kLanes>, 2> turns() {
+  std::array<std::array<uint16_t, 2 * kLanes>, 2> result{};
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 2 * kLanes; ++i) result[half][i] = half * kLanes + i / 2 + i % 2 * 2 * kLanes;
+  }
+  return result;
+}
 
 // In bf16, two numbers of a row multiplied at a time and added in fp32: keys lie across, so that one
 // register holds the same two numbers of sixteen keys, and values as pairs of keys. Weights are
@@ -198,7 +205,8 @@ class PairChunk {
 
   static void load_query(const c10::BFloat16* source, int dim, uint32_t* target) {
     for (int pair = 0; pair < query_size(dim); pair += kLanes) {
-      _mm512_storeu_si512(target + pair, load_pairs(source, 2 * pair, dim));
+      _mm512_storeu_si512(target + pair,
+                          _mm512_maskz_loadu_epi16(numbers_from(2 * pair, dim), source + 2 * pair));
     }
   }
 
@@ -213,14 +221,23 @@ class PairChunk {
 
   void load(Rows rows, Rows next) {
     num_groups_ = whole(rows.count, kLanes) / kLanes;
-    for (int group = 0; group < num_groups_; ++group) load_keys(rows, next, group * kLanes);
-    load_values(rows, next);
+    for (int group = 0; group < num_groups_; ++group) {
+      load_keys(rows, group * kLanes);
+      load_values(rows, group * kLanes);
+      if (group * kLanes < next.count) {
+        for (int j = 0; j < kLanes; ++j) cache_.prefetch(next[group * kLanes + j]);
+      }
+    }
   }
 
   template <int kRows>
   void score(const uint32_t* queries, float* scores) const {
-    num_groups_ == 1 ? score_groups<kRows, 1>(queries, scores)
-                     : score_groups<kRows, 2>(queries, scores);
+    switch (num_groups_) {
+      case 1: return score_groups<kRows, 1>(queries, scores);
+      case 2: return score_groups<kRows, 2>(queries, scores);
+      case 3: return score_groups<kRows, 3>(queries, scores);
+      case 4: return score_groups<kRows, 4>(queries, scores);
+    }
   }
 
   template <int kRows>
@@ -262,26 +279,18 @@ class PairChunk {
  private:
   static constexpr int kPart = 4;  // vectors of an output that are in registers at a time
 
-  // Numbers of a row from `first` on, zeros after its end: 32 of them, or 16 in the lower halves.
-  static __m512i load_pairs(const c10::BFloat16* row, int first, int dim) {
+  // Which of the next 32 numbers of a row there are.
+  static __mmask32 numbers_from(int first, int dim) {
     const int num_left = std::clamp(dim - first, 0, 2 * kLanes);
-    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << num_left) - 1),
-                                    row + first);
-  }
-  static __m512i load_halves(const c10::BFloat16* row, int first, int dim) {
-    const int num_left = std::clamp(dim - first, 0, kLanes);
-    return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
-        static_cast<__mmask16>((uint32_t{1} << num_left) - 1), row + first));
+    return static_cast<__mmask32>((uint64_t{1} << num_left) - 1);
   }
 
-  void load_keys(Rows rows, Rows next, int first) {
-    const int dim = cache_.key_dim;
+  void load_keys(Rows rows, int first) {
     for (int pair = 0; pair < num_pairs_; pair += kLanes) {
+      const __mmask32 numbers = numbers_from(2 * pair, cache_.key_dim);
       __m512i of_keys[kLanes];
       for (int j = 0; j < kLanes; ++j) {
-        const bool is_key = first + j < rows.count;
-        of_keys[j] = load_pairs(cache_.key(rows[is_key ? first + j : 0]), 2 * pair, is_key ? dim : 0);
-        if (first + j < next.count) __builtin_prefetch(cache_.key(next[first + j]) + 2 * pair, 0, 2);
+        of_keys[j] = _mm512_maskz_loadu_epi16(numbers, cache_.key(rows[first + j]) + 2 * pair);
       }
       transpose(of_keys);
       for (int i = 0; i < kLanes; ++i) {
@@ -290,20 +299,18 @@ class PairChunk {
     }
   }
 
-  void load_values(Rows rows, Rows next) {
-    const int size = value_size_, dim = cache_.value_dim;
-    for (int j = 0; j < num_groups_ * kLanes; j += 2) {
-      uint32_t* target = values_.data() + j / 2 * size;
-      const bool is_even = j < rows.count, is_odd = j + 1 < rows.count;
-      const c10::BFloat16* even = cache_.value(rows[is_even ? j : 0]);
-      const c10::BFloat16* odd = cache_.value(rows[is_odd ? j + 1 : 0]);
-      for (int i = 0; i < size; i += kLanes) {
-        if (j + i / kLanes % 2 < next.count) {  // by turns, as a line holds two vectors' numbers
-          __builtin_prefetch(cache_.value(next[j + i / kLanes % 2]) + i, 0, 2);
-        }
-        const __m512i lower = load_halves(even, i, is_even ? dim : 0);
-        const __m512i upper = load_halves(odd, i, is_odd ? dim : 0);
-        _mm512_storeu_si512(target + i, _mm512_or_si512(lower, _mm512_slli_epi32(upper, 16)));
+  void load_values(Rows rows, int first) {
+    static constexpr auto kTurns = turns();
+    const __m512i lower = _mm512_loadu_si512(kTurns[0].data());
+    const __m512i upper = _mm512_loadu_si512(kTurns[1].data());
+    for (int i = 0; i < value_size_; i += 2 * kLanes) {
+      const __mmask32 numbers = numbers_from(i, cache_.value_dim);
+      for (int j = first; j < first + kLanes; j += 2) {
+        const __m512i even = _mm512_maskz_loadu_epi16(numbers, cache_.value(rows[j]) + i);
+        const __m512i odd = _mm512_maskz_loadu_epi16(numbers, cache_.value(rows[j + 1]) + i);
+        uint32_t* target = &values_[j / 2 * value_size_ + i];
+        _mm512_storeu_si512(target, _mm512_permutex2var_epi16(even, lower, odd));
+        _mm512_storeu_si512(target + kLanes, _mm512_permutex2var_epi16(even, upper, odd));
       }
     }
   }
@@ -336,8 +343,8 @@ class PairChunk {
   Cache<c10::BFloat16> cache_;
   float scale_;
   int num_groups_, num_pairs_, value_size_;
-  std::vector<uint32_t> keys_;    // [pairs of numbers, kChunk]
-  std::vector<uint32_t> values_;  // [pairs of keys, value_size]
+  Buffer<uint32_t> keys_;    // [pairs of numbers, kChunk]
+  Buffer<uint32_t> values_;  // [pairs of keys, value_size]
 };
 
 template <typename T>

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -27,17 +28,6 @@ using namespace tandem;
 constexpr float kHidden = -1e30f;  // the score of a key that a query does not see
 constexpr int kTasksPerThread = 2;
 constexpr int kTileQueries = 16;  // queries of one task, times the query heads per key head
-
-inline float largest_of(const float* scores, int num_keys) {
-  Floats largest = load(scores);
-  for (int j = kLanes; j < num_keys; j += kLanes) {
-    const Floats other = load(scores + j);
-    largest = other > largest ? other : largest;
-  }
-  float result = largest[0];
-  for (int lane = 1; lane < kLanes; ++lane) result = std::max(result, largest[lane]);
-  return result;
-}
 
 struct Rule {
   float scale;
@@ -62,8 +52,8 @@ struct Sequence {
 template <typename Chunk>
 struct Scratch {
   Chunk chunk;
-  std::vector<typename Chunk::Number> queries;
-  std::vector<float> outputs, maxima, sums;
+  Buffer<typename Chunk::Number> queries;
+  Buffer<float> outputs, maxima, sums;
 
   void grow(const Shape& shape, int num_rows) {
     grow(queries, num_rows * Chunk::query_size(shape.key_dim));
@@ -74,7 +64,7 @@ struct Scratch {
 
  private:
   template <typename Number>
-  static void grow(std::vector<Number>& buffer, size_t size) {
+  static void grow(Buffer<Number>& buffer, size_t size) {
     if (buffer.size() < size) buffer.resize(size);
   }
 };
@@ -98,23 +88,37 @@ inline void apply_rule(float* scores, int num_keys, int64_t first_key, int64_t p
   for (int64_t j = std::max<int64_t>(high, 0); j < num_keys; ++j) scores[j] = kHidden;
 }
 
-// Turns one row's scores into weights of its running softmax; returns by how much what was summed
-// before has to shrink.
-inline float weigh_row(float* scores, int num_keys, float& maximum, float& sum) {
-  const float largest = std::max(maximum, largest_of(scores, num_keys));
-  const float correction = maximum <= kHidden ? 0.0f : std::exp(maximum - largest);
-  Floats total = {};
-  for (int j = 0; j < num_keys; j += kLanes) {
-    const Floats score = load(scores + j);
-    const Floats weight = score <= splat(kHidden) ? splat(0.0f) : exponential(score - largest);
-    store(scores + j, weight);
-    total += weight;
+// In a softmax whose highest score is that.
+inline Floats weight_of(Floats score, Floats highest) {
+  return score <= splat(kHidden) ? splat(0.0f) : exponential(score - highest);
+}
+
+// Turns rows' scores into weights of their running softmaxes; says by how much what was summed before
+// has to shrink.
+template <int kRows>
+inline void weigh_rows(float* scores, int num_keys, float* maxima, float* sums,
+                       float* corrections) {
+  Floats highest[kRows];
+  for (int row = 0; row < kRows; ++row) {
+    highest[row] = load(scores + row * kChunk);
+    for (int j = kLanes; j < num_keys; j += kLanes) {
+      highest[row] = larger(highest[row], load(scores + row * kChunk + j));
+    }
+    highest[row] = larger(across(highest[row], larger), splat(maxima[row]));
   }
-  float chunk_sum = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) chunk_sum += total[lane];
-  maximum = largest;
-  sum = sum * correction + chunk_sum;
-  return correction;
+  for (int row = 0; row < kRows; ++row) {
+    Floats total = {};
+    for (int j = 0; j < num_keys; j += kLanes) {
+      float* score = scores + row * kChunk + j;
+      const Floats weight = weight_of(load(score), highest[row]);
+      store(score, weight);
+      total += weight;
+    }
+    const Floats correction = weight_of(splat(maxima[row]), highest[row]);
+    corrections[row] = correction[0];
+    sums[row] = (splat(sums[row]) * correction + across(total, std::plus<>()))[0];
+    maxima[row] = highest[row][0];
+  }
 }
 
 template <typename T>
@@ -179,7 +183,7 @@ class Attention {
     }
   }
 
-  // Where the cache has the keys from `first_key` on: rows of the task's first head.
+  // Where the cache has the keys from `first_key` on: rows of the task's first head, as Rows says.
   void find_rows(int64_t first_key, int num_keys) {
     int64_t block = first_key / shape_.block_size, offset = first_key % shape_.block_size;
     for (int j = 0; j < num_keys; ++j) {
@@ -187,6 +191,7 @@ class Attention {
       rows_[j] = slot * shape_.num_kv_heads + task_.kv_head;
       if (++offset == shape_.block_size) ++block, offset = 0;
     }
+    for (int j = num_keys; j % kLanes > 0; ++j) rows_[j] = rows_[num_keys - 1];
   }
 
   void fold_chunk(int head, int64_t first_key, int num_keys) {
@@ -202,15 +207,14 @@ class Attention {
   template <int kRows>
   void fold_rows(int head, int row, int64_t first_key, int num_keys) {
     const int slot = head * row_stride_ + row;
-    float scores[kRows * kChunk], corrections[kRows];
+    alignas(sizeof(Floats)) float scores[kRows * kChunk];
+    float corrections[kRows];
     scratch_.chunk.template score<kRows>(&scratch_.queries[slot * query_size_], scores);
     for (int i = 0; i < kRows; ++i) {
-      float* of_row = scores + i * kChunk;
       const int64_t position = first_position_ + (row + i) / heads_per_kv_;
-      apply_rule(of_row, num_keys, first_key, position, rule_);
-      corrections[i] =
-          weigh_row(of_row, num_keys, scratch_.maxima[slot + i], scratch_.sums[slot + i]);
+      apply_rule(scores + i * kChunk, num_keys, first_key, position, rule_);
     }
+    weigh_rows<kRows>(scores, num_keys, &scratch_.maxima[slot], &scratch_.sums[slot], corrections);
     scratch_.chunk.template add<kRows>(scores, corrections, &scratch_.outputs[slot * output_size_]);
   }
 

@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <utility>
+#include <vector>
 
 namespace tandem {
 
@@ -17,7 +19,29 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
+// Memory that starts with a cache line: a vector that lies across two takes the time of both.
+template <typename T>
+struct LineAllocator {
+  using value_type = T;
+
+  LineAllocator() = default;
+  template <typename Other>
+  LineAllocator(const LineAllocator<Other>&) {}
+
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{sizeof(Floats)}));
+  }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, std::align_val_t{sizeof(Floats)}); }
+
+  bool operator==(const LineAllocator&) const { return true; }
+};
+
+template <typename T>
+using Buffer = std::vector<T, LineAllocator<T>>;
+
 inline Floats splat(float value) { return Floats{} + value; }
+
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 inline Floats load(const float* source) {
   Floats value;
@@ -69,6 +93,23 @@ inline Floats sum_rows(Floats* rows) {
     return rows[0];
   } else {
     return sum_rows<kWidth / 2>(rows);
+  }
+}
+
+// All lanes combined, in every lane.
+template <int kWidth, typename Combine, size_t... kLane>
+inline Floats combine_halves(Floats value, Combine combine, std::index_sequence<kLane...>) {
+  constexpr Ints kOther = {(kLane ^ kWidth)...};
+  return combine(value, __builtin_shuffle(value, kOther));
+}
+
+template <int kWidth = kLanes / 2, typename Combine>
+inline Floats across(Floats value, Combine combine) {
+  value = combine_halves<kWidth>(value, combine, std::make_index_sequence<kLanes>());
+  if constexpr (kWidth == 1) {
+    return value;
+  } else {
+    return across<kWidth / 2>(value, combine);
   }
 }
 
