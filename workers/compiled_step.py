@@ -208,6 +208,8 @@ def _main(spec: StepSpec, output: Path) -> None:
             ),
             strict=False,
         )
+    if packed_linear.has_streams():
+        packed_linear.join_products(program)
     torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(output),

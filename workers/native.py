@@ -8,6 +8,7 @@ import functools
 import logging
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ def load_operators() -> bool:
     torch.library.register_fake("tandem::paged_attention", _attention_shape)
     torch.library.register_fake("tandem::packed_linear", _linear_shape)
     torch.library.register_fake("tandem::streamed_linear", _linear_shape)
+    torch.library.register_fake("tandem::streamed_linears", _linear_shapes)
     return True
 
 
@@ -64,3 +66,9 @@ def _attention_shape(query: Tensor, _keys: Tensor, values: Tensor, *_: object) -
 
 def _linear_shape(inputs: Tensor, _weight: Tensor, _bias: object, out_features: int) -> Tensor:
     return inputs.new_empty(*inputs.shape[:-1], out_features)
+
+
+def _linear_shapes(
+    inputs: Tensor, _weights: object, _biases: object, out_features: Sequence[int]
+) -> list[Tensor]:
+    return [_linear_shape(inputs, inputs, None, size) for size in out_features]

@@ -6,10 +6,14 @@ load, in place of the original weights: for our own kernel where the CPU has its
 oneDNN's elsewhere.
 """
 
+import operator
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 from workers import native
 
@@ -99,6 +103,41 @@ def _pack(linear: nn.Linear) -> nn.Module | None:
     if linear.in_features % 2 == 0 and has_streams():  # the kernel takes inputs in pairs
         return StreamedLinear(linear)
     return PackedLinear(linear) if has_kernels() else None
+
+
+def join_products(program: ExportedProgram) -> None:
+    """Let streamed layers of one input, as those of queries and keys, be one operator.
+
+    Their results are the same. Inputs are laid out once, and threads meet once, where each layer
+    alone does both.
+    """
+    graph = program.graph
+    of_inputs: dict[Node, list[Node]] = {}
+    streamed = torch.ops.tandem.streamed_linear.default
+    for product in graph.find_nodes(op="call_function", target=streamed):
+        of_inputs.setdefault(product.args[0], []).append(product)
+    for inputs, products in of_inputs.items():
+        if len(products) > 1:
+            _join(graph, inputs, products)
+    graph.lint()
+    program.graph_module.recompile()
+
+
+def _join(graph: Graph, inputs: Node, products: Sequence[Node]) -> None:
+    _, weights, biases, out_features = zip(*(product.args for product in products), strict=True)
+    with graph.inserting_before(products[0]):
+        joined = graph.call_function(
+            torch.ops.tandem.streamed_linears.default,
+            (inputs, list(weights), list(biases), list(out_features)),
+        )
+        parts = [
+            graph.call_function(operator.getitem, (joined, index)) for index in range(len(products))
+        ]
+    joined.meta["val"] = [product.meta["val"] for product in products]
+    for product, part in zip(products, parts, strict=True):
+        part.meta["val"] = product.meta["val"]
+        product.replace_all_uses_with(part)
+        graph.erase_node(product)
 
 
 def has_streams() -> bool:

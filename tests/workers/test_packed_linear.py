@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workers import packed_linear
 from workers.packed_linear import PackedLinear, StreamedLinear, pack_linears
@@ -80,6 +80,38 @@ def test_no_rows_and_strided_rows() -> None:
     with torch.inference_mode():
         assert streamed(inputs[:0, :64]).shape == (0, 48)
         assert torch.equal(streamed(inputs[::2, 64:]), streamed(inputs[::2, 64:].contiguous()))
+
+
+class OfOneInput(nn.Module):
+    """Three layers of one input, with and without biases, and one of what comes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(512, 1000, bias=False, dtype=torch.bfloat16)
+        self.second = nn.Linear(512, 40, dtype=torch.bfloat16)
+        self.third = nn.Linear(512, 7, dtype=torch.bfloat16)
+        self.last = nn.Linear(40, 16, dtype=torch.bfloat16)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.first(inputs), self.last(self.second(inputs)), self.third(inputs)
+
+
+@needs_streams
+@pytest.mark.parametrize("num_rows", [1, 5, 13, 40])
+@pytest.mark.usefixtures("two_threads")
+def test_joined_products_are_the_same_bits(num_rows: int) -> None:
+    torch.manual_seed(0)
+    module = OfOneInput()
+    assert pack_linears(module) == 4
+    inputs = torch.randn(num_rows, 512, dtype=torch.bfloat16)
+    with torch.no_grad():
+        program = torch.export.export(module, (inputs,))
+        packed_linear.join_products(program)
+        for product, expected in zip(program.module()(inputs), module(inputs), strict=True):
+            assert torch.equal(product, expected)
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.tandem.streamed_linears.default) == 1
+    assert targets.count(torch.ops.tandem.streamed_linear.default) == 1
 
 
 @needs_kernels

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 // With AMX, oneDNN's products of many rows are several times faster than these could be.
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__AMX_BF16__)
@@ -27,6 +28,7 @@
 namespace {
 
 using at::BFloat16;
+using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
 constexpr int64_t kWidth = 16;               // outputs of a block, the lanes of a register
 constexpr int64_t kLine = 2 * kWidth;        // numbers of a cache line: a pair of inputs for a block
@@ -59,6 +61,7 @@ struct Layer {
   int64_t out_features;
 
   int64_t num_pairs() const { return in_features / 2; }
+  int64_t num_blocks() const { return (out_features + kWidth - 1) / kWidth; }
   int64_t block_size() const { return in_features * kWidth; }
 };
 
@@ -199,40 +202,49 @@ void multiply_blocks(const Layer& layer, const Tiling& tiling, int64_t begin, in
   }
 }
 
-// input [..., in_features], weight of stream_weight, bias fp32 -> [..., out_features]
-at::Tensor streamed_linear(const at::Tensor& any_input, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias, int64_t out_features) {
+// input [..., in_features], weights of stream_weight, biases fp32 -> of each [..., out_features]
+std::vector<at::Tensor> streamed_linears(const at::Tensor& any_input, at::TensorList weights,
+                                         const OptionalTensors& biases, at::IntArrayRef out_features) {
   const at::Tensor input = any_input.contiguous();
   const int64_t in_features = input.size(-1);
-  TORCH_CHECK(input.scalar_type() == at::kBFloat16 && weight.is_contiguous() &&
-                  weight.size(1) * 2 == in_features,
-              "the input does not fit the weight");
-  auto shape = input.sizes().vec();
-  shape.back() = out_features;
-  at::Tensor output = at::empty(shape, input.options());
+  TORCH_CHECK(input.scalar_type() == at::kBFloat16, "only bfloat16");
   const Tiling tiling(input.numel() / in_features);
   const at::Tensor tiles = lay_out(input, tiling, in_features / 2);
-  const Layer layer{static_cast<const int32_t*>(tiles.const_data_ptr()),
-                    weight.const_data_ptr<BFloat16>(),
-                    bias ? bias->const_data_ptr<float>() : nullptr,
-                    output.mutable_data_ptr<BFloat16>(),
-                    in_features,
-                    out_features};
-  const int64_t blocks_per_thread = std::max<int64_t>(1, kWorkPerThread / layer.block_size());
-  if (tiling.num_tiles > 0) {
-    at::parallel_for(0, weight.size(0), blocks_per_thread, [&](int64_t begin, int64_t end) {
-      multiply_blocks(layer, tiling, begin, end);
-    });
+  auto shape = input.sizes().vec();
+  std::vector<at::Tensor> outputs;
+  std::vector<Layer> layers;
+  int64_t num_blocks = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    TORCH_CHECK(weights[i].is_contiguous() && weights[i].size(1) * 2 == in_features,
+                "the input does not fit the weight");
+    shape.back() = out_features[i];
+    outputs.push_back(at::empty(shape, input.options()));
+    const std::optional<at::Tensor> bias = biases[i];
+    layers.push_back({static_cast<const int32_t*>(tiles.const_data_ptr()),
+                      weights[i].const_data_ptr<BFloat16>(),
+                      bias ? bias->const_data_ptr<float>() : nullptr,
+                      outputs.back().mutable_data_ptr<BFloat16>(), in_features, out_features[i]});
+    num_blocks += layers.back().num_blocks();
   }
-  return output;
+  if (tiling.num_tiles == 0) return outputs;
+  const int64_t blocks_per_thread = std::max<int64_t>(1, kWorkPerThread / (in_features * kWidth));
+  at::parallel_for(0, num_blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
+    for (const Layer& layer : layers) {
+      const int64_t last = std::min(end, layer.num_blocks());
+      if (begin < last) multiply_blocks(layer, tiling, begin, last);
+      begin = std::max<int64_t>(0, begin - layer.num_blocks());
+      end -= layer.num_blocks();
+    }
+  });
+  return outputs;
 }
 
 bool streams_linear() { return true; }
 
 #else
 
-at::Tensor streamed_linear(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t) {
+std::vector<at::Tensor> streamed_linears(const at::Tensor&, at::TensorList, const OptionalTensors&,
+                                         at::IntArrayRef) {
   TORCH_CHECK(false, "this machine does not stream weights");
 }
 
@@ -240,15 +252,24 @@ bool streams_linear() { return false; }
 
 #endif
 
+at::Tensor streamed_linear(const at::Tensor& input, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, int64_t out_features) {
+  return streamed_linears(input, weight, OptionalTensors({bias}), out_features)[0];
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tandem, m) {
   m.def("streams_linear() -> bool", streams_linear);
   m.def("stream_weight(Tensor weight) -> Tensor");
   m.def("streamed_linear(Tensor input, Tensor weight, Tensor? bias, int out_features) -> Tensor");
+  m.def(
+      "streamed_linears(Tensor input, Tensor[] weights, Tensor?[] biases, int[] out_features) -> "
+      "Tensor[]");
 }
 
 TORCH_LIBRARY_IMPL(tandem, CPU, m) {
   m.impl("stream_weight", stream_weight);
   m.impl("streamed_linear", streamed_linear);
+  m.impl("streamed_linears", streamed_linears);
 }
