@@ -241,7 +241,7 @@ class TestDynamicGamma:
             )  # fmt: skip
             return run.tokens_per_s(200)
 
-        best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4, 6, 8))
+        best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4))  # of 6 and 8, far less
         assert speed(DynamicGamma()) > 0.99 * best
 
     @pytest.mark.parametrize("last", range(80, 84))
