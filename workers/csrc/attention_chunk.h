@@ -232,6 +232,7 @@ class PairChunk {
 
   template <int kRows>
   void score(const uint32_t* queries, float* scores) const {
+    static_assert(kChunk == 4 * kLanes);
     switch (num_groups_) {
       case 1: return score_groups<kRows, 1>(queries, scores);
       case 2: return score_groups<kRows, 2>(queries, scores);
