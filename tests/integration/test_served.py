@@ -265,7 +265,7 @@ class TestLoad:
 
 
 class TestOtherApps:
-    """Each takes the place of the one before, so these come last."""
+    """Each takes the place of the one before, so these come last here."""
 
     @pytest.mark.parametrize(("gamma", "concurrency"), [(0, 16), (1, 16), (8, 16), (4, 1), (4, 16)])
     async def test_a_random_drafter_changes_nothing(

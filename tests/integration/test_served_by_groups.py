@@ -1,4 +1,8 @@
-"""Targets of several ranks, several of them, and several routers: the same texts."""
+"""Targets of several ranks, several of them, and several routers: the same texts.
+
+By its name it runs after `test_served.py`: it starts more processes than any other, which would
+compete with the tests of the other pytest process.
+"""
 
 import random
 from collections import Counter
