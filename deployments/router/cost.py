@@ -4,12 +4,13 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Amounts = TypeVar("Amounts", float, NDArray[Any])
 
 KNOTS: tuple[int, ...] = (
     *range(1, 17),
@@ -42,6 +43,9 @@ LEAST_SHARE = 0.1
 costs seem to rise."""
 SLOPE_PRIOR = 15.0
 """What the guess of the slope weighs: as much as so many observations a unit from the others."""
+FIT_EVERY = 4
+"""Observations after which a curve is fitted anew, once there were FEW of them."""
+FEW = 32
 RECENT = 0.03
 """Of what is remembered of the rate, the share that a round replaces."""
 
@@ -75,6 +79,8 @@ class CostCurve:
         self._was_long = np.zeros(len(KNOTS), dtype=bool)
         """Whether a knot's last observation was longer than a pause allows for."""
         self._fitted_s = np.zeros(len(KNOTS))
+        self._num_unfitted = 0
+        """Observations since it was fitted."""
 
     @property
     def is_known(self) -> bool:
@@ -82,18 +88,30 @@ class CostCurve:
 
     def observe(self, amount: int, cost_s: float) -> None:
         if not self.is_known:
-            self._fitted_s = cost_s * self._guess(_GRID) / self._guess(np.array(amount))
+            self._fitted_s = cost_s * self._guess(_GRID) / self._guess(amount)
             self._mean_s = self._fitted_s.copy()
         self._learn(amount, cost_s)
-        self._fit()
+        self._num_unfitted += 1
+        if self._num_unfitted >= FIT_EVERY or self._num_seen.sum() <= FEW:
+            self._fit()
+            self._num_unfitted = 0
 
     def __call__(self, amount: int) -> float:
         """Seconds; 0 never, once anything is known."""
-        return float(self.at(np.array([amount]))[0])
+        inside = min(max(amount, KNOTS[0]), KNOTS[-1])
+        low = bisect_right(KNOTS, inside) - 1
+        cost_s = float(self._fitted_s[low])
+        if inside > KNOTS[low]:
+            share = (inside - KNOTS[low]) / (KNOTS[low + 1] - KNOTS[low])
+            cost_s += share * (float(self._fitted_s[low + 1]) - cost_s)
+        return cost_s * self._guess(amount) / self._guess(inside)
 
     def at(self, amounts: NDArray[Any]) -> Floats:
         """As a call, of many amounts, which may be fractions."""
-        return self._interpolate(amounts, self._fitted_s)
+        inside = np.minimum(np.maximum(amounts, KNOTS[0]), KNOTS[-1])
+        costs_s: Floats = np.interp(inside, _GRID, self._fitted_s)
+        costs_s *= self._guess(amounts) / self._guess(inside)
+        return costs_s
 
     def as_guess(self) -> "CostCurve":
         """A curve that begins like this one, and is soon convinced of something else."""
@@ -158,12 +176,7 @@ class CostCurve:
         covariance, spread = weights @ (away * self._mean_s), weights @ (away * away)
         return max(0.0, float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR)))
 
-    def _interpolate(self, amounts: NDArray[Any], costs_s: Floats) -> Floats:
-        inside = np.clip(amounts, KNOTS[0], KNOTS[-1])
-        beyond = self._guess(amounts) / self._guess(inside)
-        return np.asarray(np.interp(inside, _GRID, costs_s) * beyond, dtype=np.float64)
-
-    def _guess(self, amounts: NDArray[Any]) -> Floats:
+    def _guess(self, amounts: Amounts) -> Amounts:
         return 1.0 + self.relative_slope * (amounts - 1.0)
 
 

@@ -6,6 +6,7 @@ drafters that do not say how sure they are, the acceptance of each position deci
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -32,7 +33,10 @@ IDLE_OPTIMISM = 1.5
 """Standard deviations that drafting is given the benefit of while nothing is drafted, since nothing
 is learnt then."""
 THINK_EVERY = 4
-"""Rounds without drafts that pay, of which one is thought about, with that benefit."""
+"""Rounds of which one is thought about: little is new in the others, and thinking takes the
+processor from those who draft and verify."""
+NUM_UNSETTLED = 64
+"""The first rounds with drafts that pay are all thought about."""
 PROBE_COST = 0.005
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48
@@ -57,7 +61,7 @@ FEWEST_SAMPLES = 8
 """Foreseen drafts of a sequence: more only take time. With many sequences, each has others."""
 IDLE_PATHS = 24
 """Of the last drafts, those that count while nothing is drafted."""
-MOST_PREPARED = 16
+MOST_THOUGHTS = 16
 """Plans for coming rounds."""
 STOP_MARGIN = 0.5
 """Drafting goes on to this share of the survival that is expected to be worth verifying."""
@@ -68,6 +72,15 @@ is catching up are not counted."""
 
 _Question = tuple[tuple[str, ...], int]
 """What a plan is for: sequence ids, and the tokens of others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thought:
+    """A plan, and how many rounds there had been then, with and without drafts that paid."""
+
+    plan: Plan
+    num_rounds: int
+    num_idle: int
 
 
 def make_controller(gamma: int | Literal["dynamic"]) -> GammaController:
@@ -100,22 +113,19 @@ class DynamicGamma:
         """Its rounds in which a draft could have come."""
         self._is_probe_unseen = False
         """Whether what became of the last probe is yet to be told."""
-        self._prepared: dict[_Question, Plan] = {}
+        self._thoughts: dict[_Question, _Thought] = {}
         """One for each round that is under way."""
 
     def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
         if self._is_ready and not self._is_resting(num_beside):
-            if len(self._prepared) >= MOST_PREPARED:  # of rounds that never came
-                self._prepared.clear()
-            self._prepared[_question(candidates, num_beside)] = self._think(candidates, num_beside)
+            self._plan(candidates, num_beside)
 
     def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
         if not self._is_ready:
             return _decision(self._first(candidates), Reason.FIRST)
-        prepared = self._prepared.pop(_question(candidates, num_beside), None)
         if self._is_resting(num_beside):
             return self._rest(candidates)
-        plan = prepared or self._think(candidates, num_beside)
+        plan = self._plan(candidates, num_beside)
         gammas = [
             min(gamma, candidate.max_gamma)
             for gamma, candidate in zip(plan.gammas, candidates, strict=True)
@@ -203,6 +213,25 @@ class DynamicGamma:
         gamma = min(gamma, max(1, FIRST_DRAFTS // max(1, len(candidates))))
         return [min(gamma, candidate.max_gamma) for candidate in candidates]
 
+    def _plan(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
+        """What was thought of late, or now."""
+        question = tuple(candidate.seq_id for candidate in candidates), num_beside
+        thought = self._thoughts.get(question)
+        if thought is None or not self._is_of_late(thought):
+            if len(self._thoughts) >= MOST_THOUGHTS:  # of rounds that never came
+                self._thoughts.clear()
+            thought = self._thoughts[question] = _Thought(
+                plan=self._think(candidates, num_beside),
+                num_rounds=self._num_rounds,
+                num_idle=self._num_idle,
+            )
+        return thought.plan
+
+    def _is_of_late(self, thought: _Thought) -> bool:
+        age = self._num_rounds - thought.num_rounds
+        most = THINK_EVERY if thought.num_rounds >= NUM_UNSETTLED else 1
+        return age < most and thought.num_idle == self._num_idle
+
     def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
         return best_plan(
             self._foresee(candidates),
@@ -277,10 +306,6 @@ class DynamicGamma:
         plain_s = self._cost.verify(num_sequences)
         extra_s = self._cost.draft.of(1)(1) + self._cost.verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
-
-
-def _question(candidates: Sequence[Candidate], num_beside: int) -> _Question:
-    return tuple(candidate.seq_id for candidate in candidates), num_beside
 
 
 def _decision(gammas: list[int], reason: Reason) -> Decision:

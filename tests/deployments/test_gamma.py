@@ -4,13 +4,17 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from deployments.router import dynamic_gamma
 from deployments.router.dynamic_gamma import (
     LONGEST_PAUSE,
     LONGEST_PROBE,
+    NUM_UNSETTLED,
     SHORTEST_PAUSE,
+    THINK_EVERY,
     DynamicGamma,
 )
 from deployments.router.gamma import (
@@ -22,6 +26,7 @@ from deployments.router.gamma import (
     ObservedRound,
     Reason,
 )
+from deployments.router.plan import Plan, best_plan
 from tests.deployments.simulated_drafts import Chance, confidence, even, judge, varied
 
 MAX_GAMMA = 8
@@ -296,6 +301,22 @@ class TestDynamicGamma:
         assert run.tokens_per_s(400, 700) > 0.95 * plain
         assert run.tokens_per_s(100, 300) > 0.9 * easy  # 200 rounds are few: luck shows
         assert run.tokens_per_s(800, 1100) > 0.9 * easy
+
+    def test_rounds_in_which_little_is_new_are_not_thought_about(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Thinking takes the processor from the steps."""
+        num_thoughts = 0
+
+        def counted(*args: Any, **options: Any) -> Plan:
+            nonlocal num_thoughts
+            num_thoughts += 1
+            return best_plan(*args, **options)
+
+        monkeypatch.setattr(dynamic_gamma, "best_plan", counted)
+        run = simulate(DynamicGamma(), CPU, lambda _: [0.8] * 4, 464, chance=varied)
+        assert num_thoughts <= NUM_UNSETTLED + 400 / THINK_EVERY + 10
+        assert all(map(any, run.gammas[-400:]))
 
     def test_drafts_that_do_not_pay_are_tried_rarely(self) -> None:
         run = simulate(DynamicGamma(), CPU, lambda _: [0.0] * 4, 1000)
