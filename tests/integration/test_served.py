@@ -176,19 +176,18 @@ async def test_the_counters_move_as_the_usage_says(
                 return now
             before = now
 
-    before = await settled()
-    response = await asyncio.to_thread(
-        http.post, "/v1/completions", json=request(prompts[2], temperature=0)
-    )
+    for _ in range(3):  # Ray sends increments once: those that miss its agent are lost
+        before = await settled()
+        response = await asyncio.to_thread(
+            http.post, "/v1/completions", json=request(prompts[2], temperature=0)
+        )
+        if (after := await settled()) != before:
+            break
     details = response.json()["usage"]["completion_tokens_details"]
     accepted, rejected = (
         details["accepted_prediction_tokens"],
         details["rejected_prediction_tokens"],
     )
-    async with asyncio.timeout(60):
-        while read()["num_drafts"] == before["num_drafts"]:
-            await asyncio.sleep(1)
-        after = await settled()
     moved = {name: after[name] - before[name] for name in after}
     assert moved["num_accepted_tokens"] == accepted > 0
     assert moved["num_draft_tokens"] == accepted + rejected
