@@ -63,8 +63,6 @@ IDLE_PATHS = 24
 """Of the last drafts, those that count while nothing is drafted."""
 MOST_THOUGHTS = 16
 """Plans for coming rounds."""
-STOP_MARGIN = 0.5
-"""Drafting goes on to this share of the survival that is expected to be worth verifying."""
 LONGEST_PROBE = 12
 """Rounds of a probe, as long as everything is accepted or nothing comes. Those in which its drafter
 is catching up are not counted."""
@@ -262,16 +260,9 @@ class DynamicGamma:
         return np.where(np.arange(depth) < most[:, None, None], survival, 0.0)
 
     def _stop_below(self, candidates: Sequence[Candidate], plan: Plan) -> list[float]:
-        """Where a draft is not worth the drafter's time, or will hardly be verified."""
-        longest = max(plan.gammas)
-        num_drafted = sum(gamma > 0 for gamma in plan.gammas)
-        draft_s = self._cost.draft.of(num_drafted)
-        step_s = draft_s(longest) - draft_s(longest - 1)
-        least = max(
-            STOP_MARGIN * plan.least_survival, plan.tokens_per_s * max(step_s, 0.0) / num_drafted
-        )
         return [
-            self._calibration.least_product(candidate.seq_id, least) for candidate in candidates
+            self._calibration.least_product(candidate.seq_id, plan.least_survival)
+            for candidate in candidates
         ]
 
     def _with_probe(self, candidates: Sequence[Candidate]) -> list[int]:

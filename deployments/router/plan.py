@@ -5,8 +5,9 @@ A round is to bring the most expected tokens per second over the whole batch,
     sum_i (1 + sum_{j <= k_i} P(the first j drafts of i are accepted)) / (draft(max k) + verify(n)),
 
 where n counts the tokens of the target's step. For a given longest draft, verifying costs the same
-for every token, so tokens are taken by their probability of being accepted, as many as give the
-best rate: a step in the costs may hide behind one that does not pay.
+for every token, so tokens are taken by their probability of being accepted, down to the threshold
+that gives the best rate: a step in the costs may hide behind one that does not pay. Drafters stop
+below that threshold too, so a step of theirs costs time only while any sequence is above it.
 
 A round that runs others' prompts too is slow whatever is drafted, and by its own rate every draft
 would seem worth its time. But prompts have to be run at some time, so what a draft saves is a round
@@ -24,8 +25,8 @@ import numpy as np
 
 from deployments.router.cost import Floats, RoundCost
 
-MIN_SHARE = 0.1
-"""Drafting goes as far as this share of the foreseen drafts is worth verifying."""
+NUM_THRESHOLDS = 24
+"""Of those at which a draft may stop: more only take time."""
 LEAST_SURVIVAL = 0.01
 """Drafts that survive with less probability bring too little to be worth the thought."""
 FAIR_SHARE = 0.5
@@ -39,7 +40,8 @@ class Plan:
 
     gammas: list[int]
     least_survival: float
-    """A draft that survives with less probability is expected not to be worth verifying."""
+    """A draft that survives with less probability is expected not to be worth its time, and those
+    after it neither."""
     tokens_per_s: float
     """What time is worth: to expect of the round, unless it runs tokens of others too."""
 
@@ -55,22 +57,20 @@ def best_plan(
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts of
     a sequence are accepted, in equally likely cases; 0 where no draft may be.
     """
-    num_sequences, num_samples, depth = survival.shape
+    num_sequences, num_samples, _ = survival.shape
     plain_rate = num_sequences / cost.verify(num_sequences)
-    flat = survival.ravel()
-    order = np.argsort(-flat, kind="stable")[: np.count_nonzero(flat >= LEAST_SURVIVAL)]
-    if not len(order):
+    thresholds = _thresholds(survival)
+    if not len(thresholds):
         return _plain(num_sequences, plain_rate)
-    chances = flat[order]
-    longest = np.arange(1, depth + 1)[:, None]
-    is_drafted = order % depth < longest  # [longest, tokens], the likeliest token first
-    expected = num_sequences + np.cumsum(is_drafted * chances, axis=1) / num_samples
-    num_drafts = np.cumsum(is_drafted, axis=1)
-    draft_s = cost.draft.of(num_sequences).at(longest)
+    is_worth = survival >= thresholds[:, None, None, None]
+    shares = np.count_nonzero(is_worth, axis=2) / num_samples  # [thresholds, sequences, depth]
+    num_drafts = shares.sum(axis=1).cumsum(axis=1)  # [thresholds, longest]
+    chances = np.einsum("tisd,isd->td", is_worth, survival / num_samples)
+    expected = num_sequences + chances.cumsum(axis=1)  # likewise
+    draft_s = _draft_s(shares, cost)
 
     def times_s(num_others: int) -> Floats:
-        num_tokens = num_sequences + num_others + np.arange(len(order) + 1) / num_samples
-        verify_s: Floats = cost.verify.at(num_tokens)[num_drafts]
+        verify_s: Floats = cost.verify.at(num_sequences + num_others + num_drafts)
         return draft_s + verify_s
 
     rate = max(plain_rate, float((expected / times_s(0)).max()))
@@ -80,10 +80,35 @@ def best_plan(
     best, last = np.unravel_index(gains.argmax(), gains.shape)
     if gains[best, last] <= num_sequences - rate * cost.verify(num_sequences + num_beside):
         return _plain(num_sequences, rate)
-    is_worth = (survival[:, :, : best + 1] >= chances[last]).mean(axis=1) >= MIN_SHARE
+    is_drafted = shares[best, :, : last + 1] > 0
     return Plan(
-        gammas=is_worth.sum(axis=1).tolist(), least_survival=float(chances[last]), tokens_per_s=rate
+        gammas=is_drafted.sum(axis=1).tolist(),
+        least_survival=float(thresholds[best]),
+        tokens_per_s=rate,
     )
+
+
+def _thresholds(survival: Floats) -> Floats:
+    """Probabilities below which drafts may not be worth their place.  # [thresholds]"""
+    chances = np.unique(survival[survival >= LEAST_SURVIVAL])
+    if len(chances) <= NUM_THRESHOLDS:
+        return chances
+    chosen: Floats = chances[np.linspace(0, len(chances) - 1, NUM_THRESHOLDS).astype(int)]
+    return chosen
+
+
+def _draft_s(shares: Floats, cost: RoundCost) -> Floats:
+    """What drafting takes if it ends at a longest draft, and for each sequence with the first draft
+    below a threshold: a step of the drafter is run as long as any goes on.
+
+    Shapes: shares [thresholds, sequences, depth] of cases that are worth it -> [thresholds, depth]
+    """
+    _, num_sequences, depth = shares.shape
+    until_s = cost.draft.of(num_sequences).at(np.arange(1, depth + 1))
+    chance_of_any = 1.0 - np.prod(1.0 - shares[:, :, :-1], axis=1)
+    later_s = np.diff(until_s) * chance_of_any
+    draft_s: Floats = until_s[0] + np.pad(later_s.cumsum(axis=1), ((0, 0), (1, 0)))
+    return draft_s
 
 
 def _rate_beside(alone: float, usual: float) -> float:

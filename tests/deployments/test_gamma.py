@@ -88,20 +88,21 @@ def simulate(
     seed: int = 0,
     chance: Chance | None = None,
     beside: Callable[[Run], int] = lambda _: 0,
+    max_gamma: int = MAX_GAMMA,
 ) -> Run:
     """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time.
 
     After the rounds so far, `beside(run)` tokens of others are run in the same step.
 
     With a `chance`, drafts have one each, and the drafter says how sure it is; without, it is
-    silent.
+    silent, and drafts as far as it is asked to.
     """
     rng = random.Random(seed)
     run = Run([], [], [])
     observed: ObservedRound | None = None
     for index in range(num_rounds):
         of_round = alphas(index)
-        candidates = [Candidate(seq_id=str(i), max_gamma=MAX_GAMMA) for i in range(len(of_round))]
+        candidates = [Candidate(seq_id=str(i), max_gamma=max_gamma) for i in range(len(of_round))]
         num_beside = beside(run)
         decision = controller.choose(candidates, num_beside=num_beside)
         chances: dict[int, list[float]] = {}
@@ -111,7 +112,7 @@ def simulate(
             product = 1.0
             while len(chances.get(i, ())) < gamma and product >= stop_below:
                 chances.setdefault(i, []).append((chance or even)(rng, of_round[i]))
-                product *= confidence(chances[i][-1])
+                product *= confidence(chances[i][-1]) if chance else 1.0
         drafted = [
             Drafted(
                 seq_id=str(i),
@@ -252,7 +253,7 @@ class TestDynamicGamma:
     def test_a_prompt_is_noticed_at_once_where_drafts_did_not_pay(self, last: int) -> None:
         """One more token made the step a wide one, which it is now anyway."""
         run = simulate(
-            DynamicGamma(), BLOCKS, lambda _: [0.4] * 8, last + 1, chance=varied,
+            DynamicGamma(), BLOCKS, lambda _: [0.4] * 8, last + 1, seed=11, chance=varied,
             beside=lambda run: 200 if len(run.tokens) == last else 0,
         )  # fmt: skip
         assert all(sum(gammas) <= 1 for gammas in run.gammas[-11:-1])  # a probe's
@@ -271,6 +272,21 @@ class TestDynamicGamma:
         of_varied = [d.stop_below for d in decisions if d.reason is Reason.VARIED]
         assert of_varied
         assert min(least for of_round in of_varied for least in of_round) > 0
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_sure_drafts_of_one_sequence_go_far(self, seed: int) -> None:
+        """A step of the drafter costs nothing where it has stopped before."""
+        machine = Machine(hop=4, draft_step=1, verify=28, verify_token=0.5)
+
+        def speed(controller: GammaController, num_rounds: int) -> float:
+            run = simulate(
+                controller, machine, lambda _: [0.85], num_rounds, seed=seed, chance=varied,
+                max_gamma=16,
+            )  # fmt: skip
+            return run.tokens_per_s(200)
+
+        best = max(speed(FixedGamma(gamma), 2000) for gamma in (6, 8, 10, 12))
+        assert speed(DynamicGamma(), 1000) > 1.075 * best
 
     def test_with_many_sequences_only_sure_drafts_are_verified(self) -> None:
         machine = Machine(hop=2, draft_step=1, verify=20, verify_token=1.5)

@@ -92,6 +92,18 @@ def test_a_plan_counts_with_choosing_later() -> None:
     assert not any(best_plan(np.array([[hopeless]] * 8), cost, num_beside=0).gammas)
 
 
+def test_a_plan_counts_with_drafters_that_stop() -> None:
+    """One draft in five is sure throughout: long ones take long only then."""
+    cost = RoundCost()
+    for amount in range(1, 17):
+        cost.draft.observe(1, amount, 0.002 + 0.002 * amount)
+        cost.verify.observe(amount, 0.020)
+    sure, hopeless = [0.97**k for k in range(1, 17)], [0.1 * 0.01**k for k in range(16)]
+    plan = best_plan(np.array([[sure] + [hopeless] * 4]), cost, num_beside=0)
+    assert plan.gammas == [16]
+    assert 0.1 < plan.least_survival <= sure[-1]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
     survival, cost = make_survival(seed), make_cost(seed)
