@@ -7,8 +7,10 @@ gathers, as far as memory reaches, so that beta follows text that changes.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 import numpy as np
 
@@ -108,43 +110,43 @@ class Paths:
     """The confidences of the last drafts, as samples of the next ones."""
 
     def __init__(self) -> None:
-        self._logs = np.zeros((NUM_PATHS, LONGEST_PATH))
+        self._logs: deque[list[float]] = deque(maxlen=NUM_PATHS)
         """A path that ended goes on like others did."""
-        self._num_added = 0
-        self._later = np.zeros(NUM_LATER)
+        self._later: list[float] = []
         """Logarithms too: of tokens after the first of their draft, which others go on with."""
-        self._num_later = 0
+        self._oldest_later = 0
+        """Which is replaced next, once there are NUM_LATER."""
         self._next_later = 0
         """Where the next continuation begins."""
 
     def __len__(self) -> int:
-        return min(self._num_added, NUM_PATHS)
+        return len(self._logs)
 
     def add(self, confidences: Sequence[float]) -> None:
         logs = [_log(confidence) for confidence in confidences[:LONGEST_PATH]]
         for log in logs[1:]:
-            self._later[self._num_later % NUM_LATER] = log
-            self._num_later += 1
-        row = self._logs[self._num_added % NUM_PATHS]
-        row[: len(logs)] = logs
-        row[len(logs) :] = self._continuation(LONGEST_PATH - len(logs), sum(logs) / len(logs))
-        self._num_added += 1
+            if len(self._later) < NUM_LATER:
+                self._later.append(log)
+            else:
+                self._later[self._oldest_later] = log
+                self._oldest_later = (self._oldest_later + 1) % NUM_LATER
+        logs += self._continuation(LONGEST_PATH - len(logs), sum(logs) / len(logs))
+        self._logs.append(logs)
 
-    def _continuation(self, num_tokens: int, mean_log: float) -> Floats:
+    def _continuation(self, num_tokens: int, mean_log: float) -> list[float]:
         """Of what came after first tokens, each in turn: a path that was sure so far is not much
         surer than others of what comes next."""
-        num_known = min(self._num_later, NUM_LATER)
-        if num_known < FEWEST_LATER:
-            return np.full(num_tokens, mean_log)
-        chosen = (self._next_later + np.arange(num_tokens)) % num_known
-        self._next_later = (self._next_later + num_tokens) % num_known
-        return self._later[chosen]
+        if len(self._later) < FEWEST_LATER:
+            return [mean_log] * num_tokens
+        first = self._next_later
+        self._next_later = (first + num_tokens) % len(self._later)
+        return list(islice(cycle(self._later), first, first + num_tokens))
 
     def log_products(self, depth: int, *, newest: int) -> Floats:
         """Of the confidences up to each position.  # [paths, depth]"""
-        num_paths = min(len(self), newest)
-        chosen = np.arange(self._num_added - num_paths, self._num_added) % NUM_PATHS
-        return self._logs[chosen, :depth].cumsum(axis=1)
+        first = max(0, len(self) - newest)
+        chosen = [logs[:depth] for logs in islice(self._logs, first, None)]
+        return np.array(chosen).cumsum(axis=1)
 
 
 def _log(confidence: float) -> float:

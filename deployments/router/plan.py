@@ -142,9 +142,13 @@ def worth_verifying(
         key=lambda token: (-token[0], token[2]),
     )
     num_plain = num_others + len(survival)
-    costs_s = cost.verify.at(num_plain + np.arange(len(tokens) + 1))
-    expected = np.cumsum([0.0] + [probability for probability, _, _ in tokens])
-    num_worth = int((expected - tokens_per_s * costs_s).argmax())
+    expected, most, num_worth = 0.0, 0.0, 0
+    plain_s = cost.verify(num_plain)
+    for num_tokens, (probability, _, _) in enumerate(tokens, start=1):
+        expected += probability
+        gain = expected - tokens_per_s * (cost.verify(num_plain + num_tokens) - plain_s)
+        if gain > most:
+            most, num_worth = gain, num_tokens
     kept = [0] * len(survival)
     for _, index, position in tokens[:num_worth]:
         kept[index] = max(kept[index], position + 1)
