@@ -102,7 +102,7 @@ class GammaController(Protocol):
     def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
         """Think about the next choice, which will probably be of these arguments.
 
-        Called while a round is verified, when nobody waits for the answer.
+        Called while a round is under way, when nobody waits for the answer.
         """
         ...
 

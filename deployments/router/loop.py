@@ -208,6 +208,10 @@ class RoundLoop:
         self, replica_id: str | None, members: list[_Live], num_beside: int
     ) -> int:
         started = self._clock()
+        # runs as soon as this round waits for a drafter, or for the target where none is asked
+        asyncio.get_running_loop().call_soon(
+            self._meanwhile, [live.sequence for live in members], num_beside
+        )
         speculated = await self._speculation.draft(
             [live.sequence for live in members], num_beside=num_beside
         )
@@ -217,9 +221,6 @@ class RoundLoop:
         batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
         is_overlapped = self._speculation.go_on(speculated)
-        asyncio.get_running_loop().call_soon(
-            self._meanwhile, [live.sequence for live in members], num_beside
-        )
         try:
             reply = await self._targets.call(
                 replica_id, batch, timeout_s=self._options.verify_timeout_s
@@ -254,7 +255,10 @@ class RoundLoop:
         return reply.num_prefill_tokens
 
     def _meanwhile(self, sequences: Sequence[LiveSequence], num_beside: int) -> None:
-        """What takes the router time, done while a target is at work on these sequences."""
+        """What takes the router time, done while workers are busy with these sequences.
+
+        While drafters are, if they are asked: they leave cores alone that a target's step needs.
+        """
         self._digest()
         self._speculation.foresee(sequences, num_beside=num_beside)
 

@@ -130,7 +130,7 @@ class Speculation:
         self._ahead.start([Course(sequence=w.sequence, gamma=w.gamma - 1) for w in ready])
 
     def foresee(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> None:
-        """Think about the next round of these sequences while this one is verified."""
+        """Think about the next round of these sequences while this one is under way."""
         self.gamma.prepare(self._candidates(sequences), num_beside=num_beside)
 
     def observe(self, observed: ObservedRound) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from deployments.router.gamma import Candidate, Decision, FixedGamma
+from deployments.router.gamma import Candidate, Decision, Drafted, FixedGamma, ObservedRound
 from deployments.router.loop import LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
@@ -187,6 +187,41 @@ class TestDrafters:
             await stream.sequence.done.wait()
         assert max(told) > 0
         assert set(told[num_told + 1 :]) == {0}
+
+    @pytest.mark.parametrize(("gamma", "workers"), [(2, "drafters"), (0, "targets")])
+    async def test_rounds_are_thought_about_while_workers_are_busy(
+        self, gamma: int, workers: str, models: Models
+    ) -> None:
+        """While drafters are, if they are asked: they leave a core to it, which targets do not."""
+        events: list[str] = []
+
+        class Recorded(FixedGamma):
+            def keep(
+                self, decision: Decision, drafted: Sequence[Drafted], *, num_others: int
+            ) -> list[int]:
+                events.append("drafted")
+                return super().keep(decision, drafted, num_others=num_others)
+
+            def observe(self, observed: ObservedRound) -> None:
+                events.append("learnt")
+                super().observe(observed)
+
+            def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
+                events.append("planned")
+                super().prepare(candidates, num_beside=num_beside)
+
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, targets, _):
+            loop.use_gamma(Recorded(gamma))
+            drafts.before_call = lambda: (
+                events.append("drafters") if drafts.calls[-1][0].k else None
+            )
+            targets.before_call = lambda: events.append("targets")
+            await run_all(loop, [make_params(1)], concurrency=1)
+        asked = [place for place, event in enumerate(events) if event == workers]
+        assert len(asked) > 5
+        for place in asked[2:-2]:
+            assert events[place + 1 : place + 3] == ["learnt", "planned"]
 
     @pytest.mark.parametrize("gamma", [16, 64])
     async def test_a_long_accepted_draft_leaves_its_drafter_ready(
