@@ -37,6 +37,8 @@ THINK_EVERY = 4
 processor from those who draft and verify."""
 NUM_UNSETTLED = 64
 """The first rounds with drafts that pay are all thought about."""
+MOST_DISTURBED = 8
+"""Rounds in a row whose costs are not learnt, since requests come and go."""
 PROBE_COST = 0.005
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48
@@ -103,6 +105,8 @@ class DynamicGamma:
         """Rounds in which no draft paid."""
         self._num_rounds = 0
         """Rounds with drafts that paid."""
+        self._num_disturbed = 0
+        """Rounds since the costs of one were learnt."""
         self._pause = 0
         """Undrafted rounds since a probe told something."""
         self._probe: str | None = None
@@ -175,13 +179,13 @@ class DynamicGamma:
                 self._pause = 0
                 if outcome.num_accepted < outcome.num_draft_tokens:
                     self._probe = None
-        if observed.longest_draft > 0 and observed.is_draft_typical:
-            self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         if observed.is_verify_typical:
-            is_drafted = observed.longest_draft > 0
-            self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
-            self._cost.verify.observe(observed.num_tokens, observed.verify_s)
             self._recent.observe(observed.num_committed, observed.draft_s + observed.verify_s)
+        if observed.is_disturbed and self._is_ready and self._num_disturbed < MOST_DISTURBED:
+            self._num_disturbed += 1
+        else:
+            self._num_disturbed = 0
+            self._learn_costs(observed)
 
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)
@@ -193,6 +197,14 @@ class DynamicGamma:
     def _is_ready(self) -> bool:
         """Whether enough has been measured to plan."""
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
+
+    def _learn_costs(self, observed: ObservedRound) -> None:
+        if observed.longest_draft > 0 and observed.is_draft_typical:
+            self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
+        if observed.is_verify_typical:
+            is_drafted = observed.longest_draft > 0
+            self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
+            self._cost.verify.observe(observed.num_tokens, observed.verify_s)
 
     def _is_resting(self, num_beside: int) -> bool:
         """Whether the coming round goes without drafts as the last one, as little can be new."""

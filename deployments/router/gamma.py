@@ -78,6 +78,9 @@ class ObservedRound:
     is_verify_typical: bool
     """Whether the round was one step of the target, that had not to wait for another, as the first
     round of a sequence often has."""
+    is_disturbed: bool
+    """Whether requests have come or gone of late, which takes the processor from workers on the
+    same machine; among the tokens of prompts that does not show."""
     is_overlapped: bool
     """Whether drafters went on during the verification."""
     is_after_overlap: bool

@@ -20,6 +20,7 @@ from deployments.router.round import (
     RoundRecord,
     commit,
     is_prefill,
+    num_own_tokens,
     outcome,
     verify_request,
 )
@@ -162,7 +163,7 @@ class RoundLoop:
 
     async def _run_own_round(self, replica_id: str | None, live: _Live) -> None:
         try:
-            await self._run_round(replica_id, [live], num_beside=0)
+            await self._run_round(replica_id, [live], num_beside=0, is_same=False)
         finally:
             self._start_rounds()
 
@@ -173,23 +174,30 @@ class RoundLoop:
         hand out the texts of the last one while the workers compute.
         """
         num_beside = 0
+        before: list[_Live] = []
         while members:
+            is_same, before = members == before, members
             try:
-                num_beside = await self._run_round(replica_id, members, num_beside=num_beside)
+                num_beside = await self._run_round(
+                    replica_id, members, num_beside=num_beside, is_same=is_same
+                )
             finally:
                 self._busy_targets.discard(replica_id)
                 members = self._start_rounds(free_target=replica_id)
 
     async def _run_round(
-        self, replica_id: str | None, members: list[_Live], *, num_beside: int
+        self, replica_id: str | None, members: list[_Live], *, num_beside: int, is_same: bool
     ) -> int:
         """Returns how many tokens of prompts the target will run beside the next one.
 
-        `num_beside`: as was known of this one.
+        `num_beside`: as was known of this one; `is_same`: whether the last round was of the same
+        sequences.
         """
         num_beside_next = 0
         try:
-            num_beside_next = await self._draft_verify_commit(replica_id, members, num_beside)
+            num_beside_next = await self._draft_verify_commit(
+                replica_id, members, num_beside, is_same=is_same
+            )
         except Exception:  # a defect of ours: its sequences end, the others go on
             logger.exception("a round failed")
             for live in members:
@@ -205,7 +213,7 @@ class RoundLoop:
         return num_beside_next
 
     async def _draft_verify_commit(
-        self, replica_id: str | None, members: list[_Live], num_beside: int
+        self, replica_id: str | None, members: list[_Live], num_beside: int, *, is_same: bool
     ) -> int:
         started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
@@ -238,6 +246,8 @@ class RoundLoop:
             num_tokens=reply.num_tokens,
             is_draft_typical=speculated.is_typical,
             is_verify_typical=reply.num_steps == 1 and not is_prefilled,
+            is_disturbed=self._is_disturbed(is_same=is_same)
+            and reply.num_tokens <= num_own_tokens(batch),
             is_overlapped=is_overlapped,
             is_after_overlap=speculated.is_after_overlap,
             reason=speculated.reason,
@@ -253,6 +263,10 @@ class RoundLoop:
         )
         self._undigested.append(record)
         return reply.num_prefill_tokens
+
+    def _is_disturbed(self, *, is_same: bool) -> bool:
+        """Whether requests have come or gone since the last round began."""
+        return not is_same or any(live.own_round for live in self._live.values())
 
     def _meanwhile(self, sequences: Sequence[LiveSequence], num_beside: int) -> None:
         """What takes the router time, done while workers are busy with these sequences.

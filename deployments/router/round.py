@@ -1,5 +1,6 @@
 """What a round sends to the target, what comes of the answer, and what is recorded of it."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +53,11 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
         seed=sequence.params.seed,
         cache_salt=sequence.params.cache_salt,
     )
+
+
+def num_own_tokens(batch: SequenceOf[VerifyRequest]) -> int:
+    """Tokens that the target runs for these sequences."""
+    return sum(len(request.new_tokens) + len(request.draft_tokens) for request in batch)
 
 
 def is_prefill(request: VerifyRequest) -> bool:

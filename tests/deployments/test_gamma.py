@@ -145,6 +145,7 @@ def simulate(
             num_committed=len(of_round) + sum(outcome.num_accepted for outcome in outcomes),
             is_draft_typical=True,
             is_verify_typical=True,
+            is_disturbed=False,
             is_overlapped=False,
             is_after_overlap=False,
             draft_s=machine.draft_s(longest) * rng.uniform(0.9, 1.1),
@@ -184,8 +185,8 @@ class IdleRounds:
         observed = ObservedRound(
             reason=decision.reason,
             outcomes=(), num_drafted=0, longest_draft=0, num_tokens=1, num_committed=1,
-            is_draft_typical=True, is_verify_typical=True, is_overlapped=False,
-            is_after_overlap=False, draft_s=0.0, verify_s=CPU.verify_s(1),
+            is_draft_typical=True, is_verify_typical=True, is_disturbed=False,
+            is_overlapped=False, is_after_overlap=False, draft_s=0.0, verify_s=CPU.verify_s(1),
         )  # fmt: skip
         self.controller.observe(observed)
         return decision.gammas
@@ -317,6 +318,35 @@ class TestDynamicGamma:
         assert run.tokens_per_s(400, 700) > 0.95 * plain
         assert run.tokens_per_s(100, 300) > 0.9 * easy  # 200 rounds are few: luck shows
         assert run.tokens_per_s(800, 1100) > 0.9 * easy
+
+    @pytest.mark.parametrize(("num_disturbed", "is_learnt"), [(8, False), (9, True)])
+    def test_rounds_tell_no_costs_while_requests_come_and_go(
+        self, num_disturbed: int, is_learnt: bool
+    ) -> None:
+        """Unless they always do. Steps are longer then, and not those of all amounts alike."""
+        controller, candidates = DynamicGamma(), [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
+        simulate(controller, CPU, lambda _: [0.8], 200, chance=varied)
+
+        def expected() -> float:
+            """Tokens per second, by a new thought."""
+            decisions = [
+                controller.choose(candidates, num_beside=0) for _ in range(2 * THINK_EVERY)
+            ]
+            rates = [d.tokens_per_s for d in decisions if d.reason is Reason.BEST]
+            assert rates[-1] is not None
+            return rates[-1]
+
+        before = expected()
+        for _ in range(num_disturbed):
+            observed = ObservedRound(
+                reason=Reason.BEST,
+                outcomes=(), num_drafted=0, longest_draft=0, num_tokens=5, num_committed=5,
+                is_draft_typical=True, is_verify_typical=True, is_disturbed=True,
+                is_overlapped=False, is_after_overlap=False,
+                draft_s=0.0, verify_s=1.3 * CPU.verify_s(5),
+            )  # fmt: skip
+            controller.observe(observed)
+        assert (expected() < before) == is_learnt
 
     def test_rounds_in_which_little_is_new_are_not_thought_about(
         self, monkeypatch: pytest.MonkeyPatch

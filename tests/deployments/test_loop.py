@@ -144,6 +144,24 @@ class TestDrafters:
         assert not any(r.is_prefill and r.is_verify_typical for r in observer.records)
         assert any(record.is_verify_typical for record in observer.records)
 
+    async def test_rounds_are_disturbed_where_requests_come_and_go(self, models: Models) -> None:
+        async with running_loop(models, gamma=1, drafts=model_drafts(models)) as (
+            loop,
+            _,
+            observer,
+        ):
+            running = Stream(make_params(1, max_tokens=150))
+            loop.add(running.sequence)
+            await wait_until(lambda: len(observer.records) > 10)
+            await run_all(loop, [make_params(2, max_tokens=20)], concurrency=1)
+            await running.sequence.done.wait()
+        records = [record for record in observer.records if not record.is_prefill]
+        num_sequences = [record.num_sequences for record in records]
+        assert not any(record.is_disturbed for record in records[1 : num_sequences.index(2) - 1])
+        is_left = num_sequences.index(1, num_sequences.index(2))
+        assert records[is_left].is_disturbed
+        assert not any(record.is_disturbed for record in records[is_left + 1 :])
+
     async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
         told: list[bool] = []
 

@@ -47,6 +47,7 @@ def share_overlapped(
                 num_committed=1,
                 is_draft_typical=not was_overlapped,
                 is_verify_typical=True,
+                is_disturbed=False,
                 is_overlapped=is_overlapped,
                 is_after_overlap=was_overlapped,
                 draft_s=0.0 if is_hit else 0.005 * rng.uniform(0.8, 1.2),
@@ -83,8 +84,8 @@ class TestPolicy:
                 ObservedRound(
                     reason=Reason.FIXED, outcomes=(), num_drafted=0, longest_draft=0,
                     num_tokens=1, num_committed=1,
-                    is_draft_typical=False,
-                    is_verify_typical=True, is_overlapped=False, is_after_overlap=False,
+                    is_draft_typical=False, is_verify_typical=True, is_disturbed=False,
+                    is_overlapped=False, is_after_overlap=False,
                     draft_s=0.0, verify_s=0.03,
                 )
             )  # fmt: skip
