@@ -123,7 +123,7 @@ def simulate(
         ]
         num_others = num_beside + len(candidates) - len(drafted)
         kept = controller.keep(decision, drafted, num_others=num_others)
-        if observed is not None:  # as the loop does, while the target is at work
+        if observed is not None:  # told late, as of rounds whose drafts are in hand already
             controller.observe(observed)
         controller.prepare(candidates, num_beside=num_beside)
         outcomes = tuple(

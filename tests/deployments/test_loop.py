@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from deployments.router.gamma import Candidate, Decision, Drafted, FixedGamma, ObservedRound
+from deployments.router.gamma import Candidate, Decision, FixedGamma, ObservedRound
 from deployments.router.loop import LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
@@ -158,7 +158,7 @@ class TestDrafters:
             await running.sequence.done.wait()
         records = [record for record in observer.records if not record.is_prefill]
         num_sequences = [record.num_sequences for record in records]
-        # the first record is the prefill's, the second of a new round of sequences
+        # the first record is of the prefill, the second of the first round after it
         assert not any(record.is_disturbed for record in observer.records[2:num_alone])
         is_left = num_sequences.index(1, num_sequences.index(2))
         assert records[is_left].is_disturbed
@@ -212,16 +212,10 @@ class TestDrafters:
     async def test_rounds_are_thought_about_while_workers_are_busy(
         self, gamma: int, workers: str, models: Models
     ) -> None:
-        """While drafters are, if they are asked: they leave a core to it, which targets do not."""
+        """While drafters are, if they are asked: they leave cores that a target's step needs."""
         events: list[str] = []
 
         class Recorded(FixedGamma):
-            def keep(
-                self, decision: Decision, drafted: Sequence[Drafted], *, num_others: int
-            ) -> list[int]:
-                events.append("drafted")
-                return super().keep(decision, drafted, num_others=num_others)
-
             def observe(self, observed: ObservedRound) -> None:
                 events.append("learnt")
                 super().observe(observed)
