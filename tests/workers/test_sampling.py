@@ -20,6 +20,7 @@ from workers import native
 from workers.sampling import (
     SamplingRow,
     gumbel_noise,
+    perturbed_scores,
     process_logits,
     row_keys,
     sample,
@@ -224,7 +225,7 @@ class TestConfidence:
             [float(p[t]) for p, t in zip(probabilities, tokens, strict=True)]
         )
 
-    def test_a_sampled_token_is_as_sure_as_the_noise_leaves_it(self) -> None:
+    def test_a_sampled_token_is_as_sure_as_law_and_noise_make_it(self) -> None:
         """A law of one token is certain; of two that are equal, the noise decides, near or far."""
         logits = torch.full((1, VOCAB_SIZE), -1e9)
         logits[0, 5] = 0.0
@@ -234,7 +235,21 @@ class TestConfidence:
         tokens, confidences = sample_with_confidence(logits.expand(200, -1), rows)
         assert set(tokens) == {5, 6}
         assert 0.5 <= min(confidences) < 0.6
-        assert max(confidences) > 0.95
+        assert 0.8 < max(confidences) < 0.9  # certain with the noise, even without
+
+    def test_what_was_unlikely_is_less_sure_though_as_far_ahead(self) -> None:
+        rows = [make_row(position=i) for i in range(200)]
+        logits = make_logits(1).expand(200, -1)
+        tokens, confidences = sample_with_confidence(logits, rows)
+        before = logits.softmax(-1)[range(200), tokens]
+        share = perturbed_scores(logits, rows).softmax(-1).amax(-1)
+        for confidence, *bounds in zip(confidences, before.tolist(), share.tolist(), strict=True):
+            assert min(bounds) <= confidence * (1 + 1e-6)
+            assert confidence <= max(bounds) * (1 + 1e-6)
+        by_share = share.argsort()
+        likely = before[by_share].view(20, 10) > before[by_share].view(20, 10).median(1, True)[0]
+        departures = (torch.tensor(confidences) / share)[by_share].view(20, 10)
+        assert departures[likely].mean() > 1.1 * departures[~likely].mean()
 
     def test_rows_are_as_sure_as_alone(self) -> None:
         rows = [make_row(temperature=t, seed=i) for i, t in enumerate([0.0, 0.7, 0.0, 1.2])]
