@@ -106,7 +106,7 @@ class DynamicGamma:
         self._num_rounds = 0
         """Rounds with drafts that paid."""
         self._num_disturbed = 0
-        """Rounds since the costs of one were learnt."""
+        """Rounds, of those that tell a cost, since one was learnt."""
         self._pause = 0
         """Undrafted rounds since a probe told something."""
         self._probe: str | None = None
@@ -181,6 +181,8 @@ class DynamicGamma:
                     self._probe = None
         if observed.is_verify_typical:
             self._recent.observe(observed.num_committed, observed.draft_s + observed.verify_s)
+        if not (observed.tells_draft_cost or observed.is_verify_typical):
+            return
         if observed.is_disturbed and self._is_ready and self._num_disturbed < MOST_DISTURBED:
             self._num_disturbed += 1
         else:
@@ -199,7 +201,7 @@ class DynamicGamma:
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
 
     def _learn_costs(self, observed: ObservedRound) -> None:
-        if observed.longest_draft > 0 and observed.is_draft_typical:
+        if observed.tells_draft_cost:
             self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         if observed.is_verify_typical:
             is_drafted = observed.longest_draft > 0

@@ -89,6 +89,10 @@ class ObservedRound:
     """The way to the drafters and back included."""
     verify_s: float
 
+    @property
+    def tells_draft_cost(self) -> bool:
+        return self.longest_draft > 0 and self.is_draft_typical
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -320,10 +320,14 @@ class TestDynamicGamma:
         assert run.tokens_per_s(800, 1100) > 0.9 * easy
 
     @pytest.mark.parametrize(("num_disturbed", "is_learnt"), [(8, False), (9, True)])
+    @pytest.mark.parametrize("num_prompts", [0, 1, 8])
     def test_rounds_tell_no_costs_while_requests_come_and_go(
-        self, num_disturbed: int, is_learnt: bool
+        self, num_disturbed: int, is_learnt: bool, num_prompts: int
     ) -> None:
-        """Unless they always do. Steps are longer then, and not those of all amounts alike."""
+        """Unless they always do. Steps are longer then, and not those of all amounts alike.
+
+        Rounds of prompts alone, which come before each, tell no costs anyway and do not count.
+        """
         controller, candidates = DynamicGamma(), [Candidate(seq_id="0", max_gamma=MAX_GAMMA)]
         simulate(controller, CPU, lambda _: [0.8], 200, chance=varied)
 
@@ -345,6 +349,8 @@ class TestDynamicGamma:
                 is_overlapped=False, is_after_overlap=False,
                 draft_s=0.0, verify_s=1.3 * CPU.verify_s(5),
             )  # fmt: skip
+            for _ in range(num_prompts):
+                controller.observe(replace(observed, is_verify_typical=False))
             controller.observe(observed)
         assert (expected() < before) == is_learnt
 
