@@ -100,7 +100,7 @@ class DynamicGamma:
         self._num_first = 0
         """Of the first gammas, those that were measured."""
         self._is_idle = False
-        """Whether no draft paid in the last round."""
+        """Whether no draft paid in the last round without a prompt beside it."""
         self._num_idle = 0
         """Rounds in which no draft paid."""
         self._num_rounds = 0
@@ -126,14 +126,14 @@ class DynamicGamma:
         if not self._is_ready:
             return _decision(self._first(candidates), Reason.FIRST)
         if self._is_resting(num_beside):
-            return self._rest(candidates)
+            return self._rest(candidates, num_beside)
         plan = self._plan(candidates, num_beside)
         gammas = [
             min(gamma, candidate.max_gamma)
             for gamma, candidate in zip(plan.gammas, candidates, strict=True)
         ]
         if not any(gammas):
-            return self._rest(candidates)
+            return self._rest(candidates, num_beside)
         self._is_idle = False
         self._num_rounds += 1
         stop_below = self._stop_below(candidates, plan)
@@ -212,9 +212,9 @@ class DynamicGamma:
         """Whether the coming round goes without drafts as the last one, as little can be new."""
         return self._is_idle and not num_beside and self._num_idle % THINK_EVERY != 0
 
-    def _rest(self, candidates: Sequence[Candidate]) -> Decision:
-        """A round without drafts that pay."""
-        self._is_idle = True
+    def _rest(self, candidates: Sequence[Candidate], num_beside: int) -> Decision:
+        """A round without drafts that pay. Beside a prompt that says nothing of rounds without."""
+        self._is_idle |= num_beside == 0
         self._num_idle += 1
         gammas = self._with_probe(candidates)
         return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)

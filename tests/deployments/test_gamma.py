@@ -250,6 +250,21 @@ class TestDynamicGamma:
         best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2, 4))  # of 6 and 8, far less
         assert speed(DynamicGamma()) > 0.99 * best
 
+    def test_drafts_that_do_not_pay_beside_a_prompt_are_made_again_after_it(self) -> None:
+        class Narrow(Machine):
+            def verify_s(self, num_tokens: int) -> float:
+                return super().verify_s(num_tokens) + 0.003 * max(0, num_tokens - 32)
+
+        run = simulate(
+            DynamicGamma(), Narrow(hop=2, draft_step=1, verify=24, verify_token=0.1),
+            lambda _: [0.5] * 8, 500, chance=varied,
+            beside=lambda run: 60 if len(run.tokens) % 10 == 0 else 0,
+        )  # fmt: skip
+        beside = [any(gammas) for gammas in run.gammas[200::10]]
+        after = [any(gammas) for gammas in run.gammas[201::10]]
+        assert sum(beside) < 0.1 * len(beside)
+        assert all(after)
+
     @pytest.mark.parametrize("last", range(80, 84))
     def test_a_prompt_is_noticed_at_once_where_drafts_did_not_pay(self, last: int) -> None:
         """One more token made the step a wide one, which it is now anyway."""
