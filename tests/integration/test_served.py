@@ -60,7 +60,8 @@ class TestExactness:
         tokens = await served_tokens(served, prompts[:16], concurrency=concurrency)
         assert tokens == sampled_tokens
         statistics = await router.take_statistics.remote()
-        assert (statistics.num_accepted > 0) == (gamma != 0)
+        if gamma != "dynamic":  # it drafts as much as pays here and now, which may be nothing
+            assert (statistics.num_accepted > 0) == (gamma != 0)
 
     async def test_a_drafter_killed_half_way_changes_nothing(
         self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
@@ -109,9 +110,10 @@ class TestClients:
         async with served.openai() as client:
             assert [model.id for model in (await client.models.list()).data] == [MODEL]
 
-    def test_grpc_text_equals_http(
+    async def test_grpc_text_equals_http(
         self, served: Served, prompts: list[str], greedy_texts: list[str]
     ) -> None:
+        await served.set_gamma(4)
         with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
             stub = GenerationStub(channel)
             generate = GenerateRequest(text=prompts[1], max_tokens=NUM_TOKENS, temperature=0)
@@ -159,6 +161,7 @@ def counters(served: Served) -> dict[str, float]:
 async def test_the_counters_move_as_the_usage_says(
     served: Served, prompts: list[str], http: httpx.Client
 ) -> None:
+    await served.set_gamma(4)
     prefix = "tandem_spec_decode_"
 
     def read() -> dict[str, float]:
