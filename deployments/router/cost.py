@@ -41,6 +41,9 @@ STIFFNESS = 8.0
 LEAST_SHARE = 0.1
 """Of what the cheapest of the amounts that were seen cost: nothing costs less, however steeply
 costs seem to rise."""
+SLOPE_WIDTH = 0.35
+"""In logarithms of the amount: slopes are learnt from knots less than twice as large. What prompts
+cost would else make a few tokens more seem dear, which memory limits and not arithmetic."""
 SLOPE_PRIOR = 15.0
 """What the guess of the slope weighs: as much as so many observations a unit from the others."""
 FIT_EVERY = 4
@@ -60,15 +63,26 @@ def _ties() -> Floats:
 _TIES = _ties()
 
 
+def _nearness() -> Floats:
+    """What a knot says of the slope between two neighbours.  # [pairs of neighbours, knots]"""
+    between = np.sqrt(_GRID[:-1] * _GRID[1:])
+    distance = np.log(_GRID / between[:, None]) / SLOPE_WIDTH
+    near: Floats = np.exp(-0.5 * distance * distance)
+    return near
+
+
+_NEARNESS = _nearness()
+
+
 class CostCurve:
     """Seconds by amount: straight between knots, and never falling.
 
     One straight line would not do, since steps cost by steps: matrix kernels work in blocks of
     eight, and what memory limits is limited by arithmetic beyond some batch. Nor would the mean of
     every knot: noise would look like steps, and what once seemed dear would not be tried again. So
-    costs are taken to rise evenly but for a random walk from knot to knot, and the curve is the
-    most likely one. Until the slope is seen, one more unit adds `relative_slope` of the cost of
-    one.
+    costs are taken to rise as they do nearby, but for a random walk from knot to knot, and the
+    curve is the most likely one. Until a slope is seen, one more unit adds `relative_slope` of the
+    cost of one.
     """
 
     def __init__(self, relative_slope: float) -> None:
@@ -159,22 +173,26 @@ class CostCurve:
         system = _TIES.copy()
         system.flat[:: len(KNOTS) + 1] += weights
         known = weights * self._mean_s
-        # between two knots of many, what the slope adds to one it takes from the other
-        pull = STIFFNESS * self._slope(weights)
-        known[0] -= pull
-        known[-1] += pull
+        # between two knots, what the slope adds to one it takes from the other
+        pulls = STIFFNESS * self._slopes(weights)
+        known[:-1] -= pulls
+        known[1:] += pulls
         least_s = LEAST_SHARE * self._mean_s[self._num_seen > 0].min()
         fitted_s = np.maximum(np.linalg.solve(system, known), least_s)
         self._fitted_s = np.array(_never_falling(fitted_s.tolist(), (weights + 0.01).tolist()))
 
-    def _slope(self, weights: Floats) -> float:
-        """Seconds that one more unit adds, over all that was seen."""
-        middle = weights @ _GRID / weights.sum()
+    def _slopes(self, weights: Floats) -> Floats:
+        """Seconds that one more unit adds between neighbours.  # [pairs of neighbours]"""
+        near = _NEARNESS * weights
+        near /= (share := near.sum(axis=1))[:, None]
+        middles, means_s = near @ _GRID, near @ self._mean_s
         # of a line that has the mean of what was seen in their middle
-        guess = weights @ self._mean_s / weights.sum() / self._guess(middle) * self.relative_slope
-        away = _GRID - middle
-        covariance, spread = weights @ (away * self._mean_s), weights @ (away * away)
-        return max(0.0, float((covariance + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR)))
+        guesses = means_s / self._guess(middles) * self.relative_slope
+        away = _GRID - middles[:, None]
+        covariances = share * ((near * away) @ self._mean_s)
+        spreads = share * (near * away * away).sum(axis=1)
+        slopes: Floats = (covariances + SLOPE_PRIOR * guesses) / (spreads + SLOPE_PRIOR)
+        return np.maximum(slopes, 0.0)
 
     def _guess(self, amounts: Amounts) -> Amounts:
         return 1.0 + self.relative_slope * (amounts - 1.0)

@@ -195,11 +195,25 @@ class TestCost:
         assert curve(24) == pytest.approx(0.070, rel=0.15)
         assert curve(64) == pytest.approx(0.14, rel=0.15)
 
+    def test_what_prompts_cost_does_not_make_a_few_tokens_seem_dear(self) -> None:
+        """Memory limits the steps of a few tokens, arithmetic those of many."""
+
+        def true_cost_s(amount: int) -> float:
+            return 0.018 + 0.00015 * amount if amount <= 24 else 0.0009 * amount
+
+        curve, rng = CostCurve(relative_slope=0.02), random.Random(0)
+        for turn in range(300):
+            amount = rng.randint(100, 256) if turn % 10 == 0 else rng.randint(8, 14)
+            curve.observe(amount, true_cost_s(amount) * rng.uniform(0.95, 1.05))
+        assert curve(12) == pytest.approx(true_cost_s(12), rel=0.05)
+        assert curve(20) == pytest.approx(true_cost_s(20), rel=0.1)
+        assert curve(200) == pytest.approx(true_cost_s(200), rel=0.1)
+
     def test_what_costs_far_more_than_was_guessed_is_soon_known(self) -> None:
         curve = CostCurve(relative_slope=0.001)
         for _ in range(20):
             curve.observe(4, 0.030)
-        for _ in range(4):
+        for _ in range(5):
             curve.observe(24, 0.200)
         assert curve(24) > 0.16
         assert curve(4) == pytest.approx(0.030, rel=0.1)

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -265,11 +266,14 @@ class TestDynamicGamma:
         assert sum(beside) < 0.1 * len(beside)
         assert all(after)
 
+    @pytest.mark.parametrize("seed", range(5))
     @pytest.mark.parametrize("last", range(80, 84))
-    def test_a_prompt_is_noticed_at_once_where_drafts_did_not_pay(self, last: int) -> None:
+    def test_a_prompt_is_noticed_at_once_where_drafts_did_not_pay(
+        self, last: int, seed: int
+    ) -> None:
         """One more token made the step a wide one, which it is now anyway."""
         run = simulate(
-            DynamicGamma(), BLOCKS, lambda _: [0.4] * 8, last + 1, seed=11, chance=varied,
+            DynamicGamma(), BLOCKS, lambda _: [0.3] * 8, last + 1, seed=seed, chance=varied,
             beside=lambda run: 200 if len(run.tokens) == last else 0,
         )  # fmt: skip
         assert all(sum(gammas) <= 1 for gammas in run.gammas[-11:-1])  # a probe's
@@ -318,21 +322,26 @@ class TestDynamicGamma:
         best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
         assert run.tokens_per_s() > 1.05 * best
         settled = run.gammas[500:]
-        mean = [sum(gammas[i] for gammas in settled) / len(settled) for i in range(8)]
-        assert min(mean[:4]) > 4
-        assert max(mean[4:]) < 1
+        means = [sum(gammas[i] for gammas in settled) / len(settled) for i in range(8)]
+        assert min(means[:4]) > 4
+        assert max(means[4:]) < 1
 
-    @pytest.mark.parametrize("seed", range(5))
-    def test_it_follows_traffic_that_changes_within_100_rounds(self, seed: int) -> None:
+    def test_it_follows_traffic_that_changes_within_100_rounds(self) -> None:
+        """Means of several runs: 300 rounds are few, and luck shows."""
+
         def alphas(index: int) -> list[float]:
             return [0.03 if 300 <= index < 700 else 0.85]
 
-        run = simulate(DynamicGamma(), CPU, alphas, 1100, seed=seed)
+        runs = [simulate(DynamicGamma(), CPU, alphas, 1100, seed=seed) for seed in range(5)]
+
+        def speed(start: int, end: int) -> float:
+            return mean(run.tokens_per_s(start, end) for run in runs)
+
         plain = simulate(FixedGamma(0), CPU, lambda _: [0.5], 400).tokens_per_s()
         easy = simulate(FixedGamma(6), CPU, lambda _: [0.85], 4000).tokens_per_s()
-        assert run.tokens_per_s(400, 700) > 0.95 * plain
-        assert run.tokens_per_s(100, 300) > 0.9 * easy  # 200 rounds are few: luck shows
-        assert run.tokens_per_s(800, 1100) > 0.9 * easy
+        assert speed(400, 700) > 0.955 * plain
+        assert speed(100, 300) > easy
+        assert speed(800, 1100) > easy
 
     @pytest.mark.parametrize(("num_disturbed", "is_learnt"), [(8, False), (9, True)])
     @pytest.mark.parametrize("num_prompts", [0, 1, 8])
