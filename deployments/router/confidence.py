@@ -110,6 +110,9 @@ class Paths:
     """The confidences of the last drafts, as samples of the next ones."""
 
     def __init__(self) -> None:
+        self._added: deque[Sequence[float]] = deque()
+        """Confidences that nobody asked for yet: a draft waits to be verified while they are added,
+        nobody waits while the next ones are foreseen."""
         self._logs: deque[list[float]] = deque(maxlen=NUM_PATHS)
         """A path that ended goes on like others did."""
         self._later: list[float] = []
@@ -120,9 +123,20 @@ class Paths:
         """Where the next continuation begins."""
 
     def __len__(self) -> int:
-        return len(self._logs)
+        return min(NUM_PATHS, len(self._logs) + len(self._added))
 
     def add(self, confidences: Sequence[float]) -> None:
+        self._added.append(confidences)
+
+    def log_products(self, depth: int, *, newest: int) -> Floats:
+        """Of the confidences up to each position.  # [paths, depth]"""
+        while self._added:
+            self._take_over(self._added.popleft())
+        first = max(0, len(self) - newest)
+        chosen = [logs[:depth] for logs in islice(self._logs, first, None)]
+        return np.array(chosen).cumsum(axis=1)
+
+    def _take_over(self, confidences: Sequence[float]) -> None:
         logs = [_log(confidence) for confidence in confidences[:LONGEST_PATH]]
         for log in logs[1:]:
             if len(self._later) < NUM_LATER:
@@ -141,12 +155,6 @@ class Paths:
         first = self._next_later
         self._next_later = (first + num_tokens) % len(self._later)
         return list(islice(cycle(self._later), first, first + num_tokens))
-
-    def log_products(self, depth: int, *, newest: int) -> Floats:
-        """Of the confidences up to each position.  # [paths, depth]"""
-        first = max(0, len(self) - newest)
-        chosen = [logs[:depth] for logs in islice(self._logs, first, None)]
-        return np.array(chosen).cumsum(axis=1)
 
 
 def _log(confidence: float) -> float:

@@ -27,6 +27,7 @@ KNOTS: tuple[int, ...] = (
     4096,
 )
 _GRID = np.array(KNOTS, dtype=float)
+_FEW_UNITS = np.arange(97)
 LOCAL_RATE = 0.03
 """Of an error, the share that a knot takes over once it has been seen often."""
 COMMON_RATE = 0.15
@@ -93,6 +94,8 @@ class CostCurve:
         self._was_long = np.zeros(len(KNOTS), dtype=bool)
         """Whether a knot's last observation was longer than a pause allows for."""
         self._fitted_s = np.zeros(len(KNOTS))
+        self._few_s: list[float] = []
+        """Of few units each, once it was fitted: to look up while a target waits for its tokens."""
         self._num_unfitted = 0
         """Observations since it was fitted."""
 
@@ -112,6 +115,8 @@ class CostCurve:
 
     def __call__(self, amount: int) -> float:
         """Seconds; 0 never, once anything is known."""
+        if 0 <= amount < len(self._few_s):
+            return self._few_s[amount]
         inside = min(max(amount, KNOTS[0]), KNOTS[-1])
         low = bisect_right(KNOTS, inside) - 1
         cost_s = float(self._fitted_s[low])
@@ -180,6 +185,7 @@ class CostCurve:
         least_s = LEAST_SHARE * self._mean_s[self._num_seen > 0].min()
         fitted_s = np.maximum(np.linalg.solve(system, known), least_s)
         self._fitted_s = np.array(_never_falling(fitted_s.tolist(), (weights + 0.01).tolist()))
+        self._few_s = self.at(_FEW_UNITS).tolist()
 
     def _slopes(self, weights: Floats) -> Floats:
         """Seconds that one more unit adds between neighbours.  # [pairs of neighbours]"""

@@ -41,6 +41,8 @@ class Draft:
     """One per token, or none."""
 
     def first(self, num_tokens: int) -> "Draft":
+        if num_tokens >= len(self.tokens):
+            return self
         return Draft(tokens=self.tokens[:num_tokens], confidences=self.confidences[:num_tokens])
 
     def after(self, num_tokens: int) -> "Draft":
