@@ -34,6 +34,13 @@ COMMON_RATE = 0.15
 """The share that all knots take over: the machine has become faster or slower as a whole."""
 WELL_KNOWN = 5.0
 """Observations of a knot after which its errors say something of the others."""
+RELIEF_RATE = 0.3
+"""The share that all knots take over at most where a knot that is not well known was too dear. Too
+low a cost is put right once it is tried, but what seems too dear is not tried."""
+MOST_RELIEF = 0.3
+"""Of a cost: what is cheaper by more is so for its amount."""
+RELIEF_WIDTH = 1.0
+"""In logarithms of the amount: of how far away the others have to be known."""
 LONGEST_PAUSE = 0.4
 """Of the expected cost: what exceeds it by more is taken for a pause of the machine, no property of
 the amount."""
@@ -66,8 +73,12 @@ _TIES = _ties()
 
 def _nearness() -> Floats:
     """What a knot says of the slope between two neighbours.  # [pairs of neighbours, knots]"""
-    between = np.sqrt(_GRID[:-1] * _GRID[1:])
-    distance = np.log(_GRID / between[:, None]) / SLOPE_WIDTH
+    return _near(np.sqrt(_GRID[:-1] * _GRID[1:])[:, None], SLOPE_WIDTH)
+
+
+def _near(amounts: Floats | int, width: float) -> Floats:
+    """From 0 to 1, how near the knots are to amounts."""
+    distance = np.log(_GRID / amounts) / width
     near: Floats = np.exp(-0.5 * distance * distance)
     return near
 
@@ -150,13 +161,21 @@ class CostCurve:
         # dearer than this by more than a pause is, was one
         doubtful = (self._num_seen < WELL_KNOWN) & (amount >= _GRID)
         self._mean_s[doubtful] = np.minimum(self._mean_s[doubtful], (1.0 + LONGEST_PAUSE) * cost_s)
-        is_well_known = min(self._num_seen[knot] for knot in shares) >= WELL_KNOWN
-        if is_well_known:
-            self._mean_s *= 1.0 + COMMON_RATE * (ratio - 1.0)
+        self._mean_s *= self._common(amount, list(shares), ratio)
         for knot, share in shares.items():
             self._num_seen[knot] += share
             rate = max(LOCAL_RATE, share / self._num_seen[knot])
             self._mean_s[knot] += rate * (self._fitted_s[knot] * ratio - self._mean_s[knot])
+
+    def _common(self, amount: int, knots: list[int], ratio: float) -> float:
+        """What of the ratio of a cost between these knots to what was expected is so for all."""
+        if self._num_seen[knots].min() >= WELL_KNOWN:
+            return 1.0 + COMMON_RATE * (ratio - 1.0)
+        if ratio >= 1.0:
+            return 1.0
+        num_near = float(_near(max(amount, KNOTS[0]), RELIEF_WIDTH) @ self._num_seen)
+        rate = RELIEF_RATE * num_near / (num_near + WELL_KNOWN)
+        return 1.0 - rate * min(1.0 - ratio, MOST_RELIEF)
 
     def _believed(self, knots: list[int], ratio: float) -> float:
         """What to learn of the ratio of a cost between these knots to what was expected.

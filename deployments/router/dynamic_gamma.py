@@ -38,7 +38,7 @@ processor from those who draft and verify."""
 NUM_UNSETTLED = 64
 """The first rounds with drafts that pay are all thought about."""
 MOST_DISTURBED = 8
-"""Rounds in a row whose costs are not learnt, since requests come and go."""
+"""Rounds in a row whose costs are not learnt, since requests come and go or a prompt is long."""
 PROBE_COST = 0.005
 """The share of time that may be spent on trying drafts that do not pay."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 48

@@ -80,7 +80,8 @@ class ObservedRound:
     round of a sequence often has."""
     is_disturbed: bool
     """Whether requests have come or gone of late, which takes the processor from workers on the
-    same machine; among the tokens of prompts that does not show."""
+    same machine; among the tokens of prompts that does not show. Beside those, whether they are of
+    a long one, whose later tokens cost more than others."""
     is_overlapped: bool
     """Whether drafters went on during the verification."""
     is_after_overlap: bool

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 TargetClient = WorkerClient[VerifyRequest, VerifyResult]
 
+LONG_PROMPT = 1024
+"""Tokens of a prompt whose later parts cost more than their number says, as they attend to all that
+came before."""
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 
@@ -246,8 +249,9 @@ class RoundLoop:
             num_tokens=reply.num_tokens,
             is_draft_typical=speculated.is_typical,
             is_verify_typical=reply.num_steps == 1 and not is_prefilled,
-            is_disturbed=self._is_disturbed(is_same=is_same)
-            and reply.num_tokens <= num_own_tokens(batch),
+            is_disturbed=self._is_disturbed(
+                is_same=is_same, num_beside=reply.num_tokens - num_own_tokens(batch)
+            ),
             is_overlapped=is_overlapped,
             is_after_overlap=speculated.is_after_overlap,
             reason=speculated.reason,
@@ -264,9 +268,12 @@ class RoundLoop:
         self._undigested.append(record)
         return reply.num_prefill_tokens
 
-    def _is_disturbed(self, *, is_same: bool) -> bool:
-        """Whether requests have come or gone since the last round began."""
-        return not is_same or any(live.own_round for live in self._live.values())
+    def _is_disturbed(self, *, is_same: bool, num_beside: int) -> bool:
+        """Whether a round of these sequences took longer than its tokens say."""
+        prompts = [live.sequence for live in self._live.values() if live.own_round]
+        if num_beside > 0:
+            return any(len(sequence.tokens) > LONG_PROMPT for sequence in prompts)
+        return not is_same or bool(prompts)
 
     def _meanwhile(self, sequences: Sequence[LiveSequence], num_beside: int) -> None:
         """What takes the router time, done while workers are busy with these sequences.

@@ -209,6 +209,26 @@ class TestCost:
         assert curve(20) == pytest.approx(true_cost_s(20), rel=0.1)
         assert curve(200) == pytest.approx(true_cost_s(200), rel=0.1)
 
+    @pytest.mark.parametrize("amount", [8, 12, 16])
+    def test_what_was_dear_for_a_while_is_tried_again(self, amount: int) -> None:
+        """Long contexts made many tokens dear; those of new texts are seen with few tokens only."""
+
+        def true_cost_s(amount: int) -> float:
+            return 0.018 + 0.0002 * amount if amount <= 24 else 0.0228 + 0.0012 * (amount - 24)
+
+        curve, rng = CostCurve(relative_slope=0.02), random.Random(0)
+        for seen in (4, 4, 8, 6, 12):
+            curve.observe(seen, true_cost_s(seen))
+        for turn in range(100):
+            seen = rng.randint(26, 36)
+            curve.observe(seen, true_cost_s(seen) * (1.0 + 0.004 * turn) * rng.uniform(0.95, 1.05))
+        assert curve(30) > 1.3 * true_cost_s(30)
+        for _ in range(20):
+            seen = amount + rng.randint(-2, 2)
+            curve.observe(seen, true_cost_s(seen) * rng.uniform(0.95, 1.05))
+        assert curve(amount) == pytest.approx(true_cost_s(amount), rel=0.05)
+        assert curve(30) < 1.25 * true_cost_s(30)
+
     def test_what_costs_far_more_than_was_guessed_is_soon_known(self) -> None:
         curve = CostCurve(relative_slope=0.001)
         for _ in range(20):

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 
+from deployments.router import loop as loop_module
 from deployments.router.gamma import Candidate, Decision, FixedGamma, ObservedRound
 from deployments.router.loop import LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
@@ -164,6 +165,24 @@ class TestDrafters:
         is_left = num_sequences.index(1, num_sequences.index(2))
         assert records[is_left].is_disturbed
         assert not any(record.is_disturbed for record in records[is_left + 1 :])
+
+    @pytest.mark.parametrize("is_long", [False, True])
+    async def test_rounds_beside_a_long_prompt_are_disturbed(
+        self, is_long: bool, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its tokens attend to all that came before, so a draft would seem as dear as they are."""
+        monkeypatch.setattr(loop_module, "LONG_PROMPT", 199 if is_long else 200)
+        long = replace(make_params(2, max_tokens=1), prompt=(5,) * 200)
+        async with running_loop(models) as (loop, _, observer):
+            running = Stream(make_params(1, max_tokens=150))
+            loop.add(running.sequence)
+            await wait_until(lambda: len(observer.records) > 10)
+            await run_all(loop, [long], concurrency=1)
+            await running.sequence.done.wait()
+        beside = [r for r in observer.records if not r.is_prefill and r.num_tokens > 1]
+        assert len(beside) > 3
+        # the last of them may be told only once the prompt is done
+        assert {record.is_disturbed for record in beside[:-1]} == {is_long}
 
     async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
         told: list[bool] = []
