@@ -28,6 +28,7 @@ KNOTS: tuple[int, ...] = (
 )
 _GRID = np.array(KNOTS, dtype=float)
 _FEW_UNITS = np.arange(97)
+"""Amounts whose costs are kept ready: those of most rounds without prompts."""
 LOCAL_RATE = 0.03
 """Of an error, the share that a knot takes over once it has been seen often."""
 COMMON_RATE = 0.15

@@ -327,21 +327,22 @@ class TestDynamicGamma:
         assert max(means[4:]) < 1
 
     def test_it_follows_traffic_that_changes_within_100_rounds(self) -> None:
-        """Means of several runs: 300 rounds are few, and luck shows."""
+        """In the mean, since 300 rounds are few and luck shows; no run is far from it."""
 
         def alphas(index: int) -> list[float]:
             return [0.03 if 300 <= index < 700 else 0.85]
 
         runs = [simulate(DynamicGamma(), CPU, alphas, 1100, seed=seed) for seed in range(5)]
 
-        def speed(start: int, end: int) -> float:
-            return mean(run.tokens_per_s(start, end) for run in runs)
+        def speeds(start: int, end: int) -> list[float]:
+            return [run.tokens_per_s(start, end) for run in runs]
 
         plain = simulate(FixedGamma(0), CPU, lambda _: [0.5], 400).tokens_per_s()
         easy = simulate(FixedGamma(6), CPU, lambda _: [0.85], 4000).tokens_per_s()
-        assert speed(400, 700) > 0.955 * plain
-        assert speed(100, 300) > easy
-        assert speed(800, 1100) > easy
+        assert mean(speeds(400, 700)) > 0.955 * plain
+        assert min(speeds(400, 700)) > 0.94 * plain
+        assert min(speeds(100, 300)) > easy
+        assert min(speeds(800, 1100)) > easy
 
     @pytest.mark.parametrize(("num_disturbed", "is_learnt"), [(8, False), (9, True)])
     @pytest.mark.parametrize("num_prompts", [0, 1, 8])
