@@ -60,6 +60,8 @@ FIT_EVERY = 4
 FEW = 32
 RECENT = 0.03
 """Of what is remembered of the rate, the share that a round replaces."""
+NUM_TEXTS = 32
+"""Of the last ones, what says how much prompts leave as a rule."""
 
 
 def _ties() -> Floats:
@@ -279,6 +281,20 @@ class RecentRate:
     def observe(self, num_tokens: int, time_s: float) -> None:
         self._num_tokens += num_tokens - RECENT * self._num_tokens
         self._time_s += time_s - RECENT * self._time_s
+
+
+@dataclass(slots=True)
+class UsualShare:
+    """What prompts leave to texts as a rule, of what rounds would make without them: the mean of
+    the last texts, each told at its end. A prompt of any length is one text's."""
+
+    share: float = 1.0
+    _num_texts: int = 1
+    """The first as if no prompt had been beside it."""
+
+    def observe(self, share: float) -> None:
+        self._num_texts = min(self._num_texts + 1, NUM_TEXTS)
+        self.share += (min(share, 1.0) - self.share) / self._num_texts
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import NUM_PATHS, Calibration, Paths
-from deployments.router.cost import Floats, RecentRate, RoundCost
+from deployments.router.cost import Floats, RecentRate, RoundCost, UsualShare
 from deployments.router.gamma import (
     Candidate,
     Decision,
@@ -97,6 +97,9 @@ class DynamicGamma:
         self._paths = Paths()
         self._cost = RoundCost()
         self._recent = RecentRate()
+        self._usual = UsualShare()
+        self._alone_rate = 0.0
+        """What the sequences that were last thought about would make of their time alone."""
         self._num_first = 0
         """Of the first gammas, those that were measured."""
         self._is_idle = False
@@ -190,6 +193,8 @@ class DynamicGamma:
             self._learn_costs(observed)
 
     def forget(self, seq_id: str) -> None:
+        if self._alone_rate:
+            self._usual.observe(self._recent.tokens_per_s / self._alone_rate)
         self._acceptance.forget(seq_id)
         self._calibration.forget(seq_id)
         if seq_id == self._probe:
@@ -245,12 +250,15 @@ class DynamicGamma:
         return age < most and thought.num_idle == self._num_idle
 
     def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
-        return best_plan(
+        plan = best_plan(
             self._foresee(candidates),
             self._cost,
             num_beside=num_beside,
-            usual_rate=self._recent.tokens_per_s,
+            recent_rate=self._recent.tokens_per_s,
+            usual_share=self._usual.share,
         )
+        self._alone_rate = plan.alone_tokens_per_s
+        return plan
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""

@@ -13,8 +13,9 @@ A round that runs others' prompts too is slow whatever is drafted, and by its ow
 would seem worth its time. But prompts have to be run at some time, so what a draft saves is a round
 of these sequences alone, later; time is worth what they would make of it then, however many prompts
 there are. Beside a long prompt that would be hard on them: round after round brings them hardly
-more than a token each. So where prompts leave them little, time is worth no more than what rounds
-make of it as a rule, and drafts are cheap.
+more than a token each. So where prompts leave them far less than they leave to texts as a rule,
+time is worth no more than what rounds made of it of late, and drafts are cheap. Where all texts have
+long prompts it is not: cheap drafts would hold up the prompts of the next ones.
 """
 
 import math
@@ -30,8 +31,8 @@ NUM_THRESHOLDS = 24
 LEAST_SURVIVAL = 0.01
 """Drafts that survive with less probability bring too little to be worth the thought."""
 FAIR_SHARE = 0.5
-"""Of what sequences would make of their time alone. While prompts leave them that, drafts are no
-cheaper beside a prompt; once they leave half of it, time is worth the usual rate."""
+"""Of what prompts leave to texts as a rule. While they leave sequences that, drafts are no cheaper
+beside a prompt; of what they leave less, time is worth less by the square, down to the recent rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +45,23 @@ class Plan:
     after it neither."""
     tokens_per_s: float
     """What time is worth: to expect of the round, unless it runs tokens of others too."""
+    alone_tokens_per_s: float
+    """To expect of such rounds that run no tokens of others."""
 
 
 def best_plan(
-    survival: Floats, cost: RoundCost, *, num_beside: int, usual_rate: float = math.inf
+    survival: Floats,
+    cost: RoundCost,
+    *,
+    num_beside: int,
+    recent_rate: float = math.inf,
+    usual_share: float = 1.0,
 ) -> Plan:
     """The plan that makes the most of its time.
 
-    `num_beside` tokens of others are run in the same step. What rounds make of their time as a
-    rule, `usual_rate`, in tokens per second, says how much such tokens leave to these sequences.
+    `num_beside` tokens of others are run in the same step. What rounds made of their time of late,
+    `recent_rate`, in tokens per second, says how much such tokens leave to these sequences;
+    `usual_share`, how much they leave to texts as a rule.
 
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts of
     a sequence are accepted, in equally likely cases; 0 where no draft may be.
@@ -61,7 +70,7 @@ def best_plan(
     plain_rate = num_sequences / cost.verify(num_sequences)
     thresholds = _thresholds(survival)
     if not len(thresholds):
-        return _plain(num_sequences, plain_rate)
+        return _plain(num_sequences, plain_rate, alone=plain_rate)
     is_worth = survival >= thresholds[:, None, None, None]
     shares = np.count_nonzero(is_worth, axis=2) / num_samples  # [thresholds, sequences, depth]
     num_drafts = shares.sum(axis=1).cumsum(axis=1)  # [thresholds, longest]
@@ -73,18 +82,18 @@ def best_plan(
         verify_s: Floats = cost.verify.at(num_sequences + num_others + num_drafts)
         return draft_s + verify_s
 
-    rate = max(plain_rate, float((expected / times_s(0)).max()))
-    if num_beside:
-        rate = _rate_beside(rate, usual_rate)
+    alone = max(plain_rate, float((expected / times_s(0)).max()))
+    rate = _rate_beside(alone, recent_rate, usual_share) if num_beside else alone
     gains = expected - rate * times_s(num_beside)
     best, last = np.unravel_index(gains.argmax(), gains.shape)
     if gains[best, last] <= num_sequences - rate * cost.verify(num_sequences + num_beside):
-        return _plain(num_sequences, rate)
+        return _plain(num_sequences, rate, alone=alone)
     is_drafted = shares[best, :, : last + 1] > 0
     return Plan(
         gammas=is_drafted.sum(axis=1).tolist(),
         least_survival=float(thresholds[best]),
         tokens_per_s=rate,
+        alone_tokens_per_s=alone,
     )
 
 
@@ -111,13 +120,19 @@ def _draft_s(shares: Floats, cost: RoundCost) -> Floats:
     return draft_s
 
 
-def _rate_beside(alone: float, usual: float) -> float:
+def _rate_beside(alone: float, recent: float, usual_share: float) -> float:
     """What time is worth beside prompts, in tokens per second."""
-    return min(alone, max(usual, (usual / FAIR_SHARE) ** 2 / alone))
+    of_fair = recent / alone / (FAIR_SHARE * usual_share)
+    return min(alone, max(recent, of_fair * of_fair * alone))
 
 
-def _plain(num_sequences: int, tokens_per_s: float) -> Plan:
-    return Plan(gammas=[0] * num_sequences, least_survival=1.0, tokens_per_s=tokens_per_s)
+def _plain(num_sequences: int, tokens_per_s: float, *, alone: float) -> Plan:
+    return Plan(
+        gammas=[0] * num_sequences,
+        least_survival=1.0,
+        tokens_per_s=tokens_per_s,
+        alone_tokens_per_s=alone,
+    )
 
 
 def worth_verifying(

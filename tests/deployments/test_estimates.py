@@ -8,7 +8,7 @@ import pytest
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import Calibration, Paths
-from deployments.router.cost import CostCurve, DraftCost
+from deployments.router.cost import NUM_TEXTS, CostCurve, DraftCost, UsualShare
 from deployments.router.gamma import Outcome
 from tests.deployments.simulated_drafts import confidence, draw, judge, varied
 
@@ -286,3 +286,21 @@ class TestDraftCost:
             cost.observe(16, 2, 0.010)
         assert cost.of(16)(2) > 0.007
         assert cost.of(1)(4) == pytest.approx(0.004)
+
+
+class TestUsualShare:
+    def test_it_is_what_the_last_texts_were_left(self) -> None:
+        usual = UsualShare()
+        for share in (0.9, 0.8, 1.7):  # more than without prompts is luck
+            usual.observe(share)
+        assert usual.share == pytest.approx((1.0 + 0.9 + 0.8 + 1.0) / 4)
+        for _ in range(5 * NUM_TEXTS):
+            usual.observe(0.2)
+        assert usual.share == pytest.approx(0.2, abs=0.01)
+
+    def test_one_text_says_little_of_the_others(self) -> None:
+        usual = UsualShare()
+        for _ in range(NUM_TEXTS):
+            usual.observe(0.9)
+        usual.observe(0.1)
+        assert usual.share > 0.85

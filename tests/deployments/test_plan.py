@@ -59,11 +59,21 @@ def test_no_plan_is_better_where_survival_is_known(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "share"), [(0.1, 0.1), (0.25, 0.25), (0.4, 0.64), (0.5, 1.0), (2.0, 1.0)]
+    ("left", "usual_share", "share"),
+    [
+        (0.1, 1.0, 0.1),
+        (0.25, 1.0, 0.25),
+        (0.4, 1.0, 0.64),
+        (0.5, 1.0, 1.0),
+        (2.0, 1.0, 1.0),
+        (0.1, 0.25, 0.64),
+        (0.125, 0.25, 1.0),
+        (0.4, 0.25, 1.0),
+    ],
 )
 @pytest.mark.parametrize("seed", range(40))
 def test_beside_prompts_that_leave_little_time_is_worth_less(
-    seed: int, left: float, share: float
+    seed: int, left: float, usual_share: float, share: float
 ) -> None:
     """`left` of the rate of the sequences alone, time is worth `share` of that rate."""
     survival, cost = make_survival(seed), make_cost(seed)
@@ -74,7 +84,7 @@ def test_beside_prompts_that_leave_little_time_is_worth_less(
     def gain(gammas: tuple[int, ...]) -> float:
         return expected(survival, gammas) - worth * time_s(gammas, cost, 6)
 
-    plan = best_plan(samples, cost, num_beside=6, usual_rate=left * alone)
+    plan = best_plan(samples, cost, num_beside=6, recent_rate=left * alone, usual_share=usual_share)
     assert plan.tokens_per_s == pytest.approx(worth)
     assert gain(tuple(plan.gammas)) == pytest.approx(max(map(gain, ALL_GAMMAS)))
 
