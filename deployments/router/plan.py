@@ -14,8 +14,8 @@ would seem worth its time. But prompts have to be run at some time, so what a dr
 of these sequences alone, later; time is worth what they would make of it then, however many prompts
 there are. Beside a long prompt that would be hard on them: round after round brings them hardly
 more than a token each. So where prompts leave them far less than they leave to texts as a rule,
-time is worth no more than what rounds made of it of late, and drafts are cheap. Where all texts have
-long prompts it is not: cheap drafts would hold up the prompts of the next ones.
+time is worth no more than what rounds made of it of late, and drafts are cheap. Where all texts
+have long prompts it is not: cheap drafts would hold up the prompts of the next ones.
 """
 
 import math
@@ -32,7 +32,8 @@ LEAST_SURVIVAL = 0.01
 """Drafts that survive with less probability bring too little to be worth the thought."""
 FAIR_SHARE = 0.5
 """Of what prompts leave to texts as a rule. While they leave sequences that, drafts are no cheaper
-beside a prompt; of what they leave less, time is worth less by the square, down to the recent rate."""
+beside a prompt; where they leave less, time is worth less by the square, down to the recent
+rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
