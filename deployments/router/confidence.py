@@ -36,6 +36,8 @@ NUM_LATER = 128
 """Tokens after the first of a draft that are remembered, to foresee how a draft would go on."""
 FEWEST_LATER = 8
 """With fewer, drafts are foreseen to go on as sure as they were."""
+NUM_FADED = 8
+"""Drafts, and later tokens, that are left of what is to be soon outweighed."""
 
 
 @dataclass(slots=True)
@@ -128,13 +130,24 @@ class Paths:
     def add(self, confidences: Sequence[float]) -> None:
         self._added.append(confidences)
 
+    def fade(self) -> None:
+        """Let what comes next soon outweigh what was: it may be of other texts."""
+        self._take_over_added()
+        self._logs = deque(islice(self._logs, max(0, len(self._logs) - NUM_FADED), None), NUM_PATHS)
+        newest_last = self._later[self._oldest_later :] + self._later[: self._oldest_later]
+        self._later = newest_last[-NUM_FADED:]
+        self._oldest_later = self._next_later = 0
+
     def log_products(self, depth: int, *, newest: int) -> Floats:
         """Of the confidences up to each position.  # [paths, depth]"""
-        while self._added:
-            self._take_over(self._added.popleft())
+        self._take_over_added()
         first = max(0, len(self) - newest)
         chosen = [logs[:depth] for logs in islice(self._logs, first, None)]
         return np.array(chosen).cumsum(axis=1)
+
+    def _take_over_added(self) -> None:
+        while self._added:
+            self._take_over(self._added.popleft())
 
     def _take_over(self, confidences: Sequence[float]) -> None:
         logs = [_log(confidence) for confidence in confidences[:LONGEST_PATH]]

@@ -1,9 +1,8 @@
-"""What a round costs, learnt from the rounds that were. Pure."""
+"""What an amount costs, learnt from what amounts did cost. Pure."""
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,8 +30,17 @@ _FEW_UNITS = np.arange(97)
 """Amounts whose costs are kept ready: those of most rounds without prompts."""
 LOCAL_RATE = 0.03
 """Of an error, the share that a knot takes over once it has been seen often."""
+MISSED_RATE = 0.0075
+"""That share where the curve misses the knot: so that others keep up, and it need not."""
 COMMON_RATE = 0.15
-"""The share that all knots take over: the machine has become faster or slower as a whole."""
+"""The most that all knots take over: the machine has become faster or slower as a whole."""
+COMMON_DRIFT = 0.015
+"""By how much that changes from one observation to the next. Of noisier costs a smaller share is
+taken over, drift / noise, as by a Kalman filter: else noise would shift steps against drafts."""
+NOISE_RATE = 0.03
+"""Of what is remembered of the noise, the share that an observation replaces."""
+MOST_MISSED = 0.05
+"""Of the mean of a well-known knot, by how much the curve may miss it."""
 WELL_KNOWN = 5.0
 """Observations of a knot after which its errors say something of the others."""
 RELIEF_RATE = 0.3
@@ -45,6 +53,8 @@ RELIEF_WIDTH = 1.0
 LONGEST_PAUSE = 0.4
 """Of the expected cost: what exceeds it by more is taken for a pause of the machine, no property of
 the amount."""
+PAUSE_DEVIATIONS = 3.0
+"""Of what is expected; where costs are noisier than that, no pause is shorter."""
 STIFFNESS = 8.0
 """Observations of a knot that weigh as much as what is known of its neighbour, a unit beside it."""
 LEAST_SHARE = 0.1
@@ -58,10 +68,6 @@ SLOPE_PRIOR = 15.0
 FIT_EVERY = 4
 """Observations after which a curve is fitted anew, once there were FEW of them."""
 FEW = 32
-RECENT = 0.03
-"""Of what is remembered of the rate, the share that a round replaces."""
-NUM_TEXTS = 32
-"""Of the last ones, what says how much prompts leave as a rule."""
 
 
 def _ties() -> Floats:
@@ -72,6 +78,15 @@ def _ties() -> Floats:
 
 
 _TIES = _ties()
+
+
+def _between(amount: int) -> tuple[list[int], Floats]:
+    """The knots beside an amount, and the share of each."""
+    low, high = bisect_right(KNOTS, amount) - 1, bisect_left(KNOTS, amount)
+    if low == high:
+        return [low], np.ones(1)
+    share = (amount - KNOTS[low]) / (KNOTS[high] - KNOTS[low])
+    return [low, high], np.array([1.0 - share, share])
 
 
 def _nearness() -> Floats:
@@ -107,6 +122,10 @@ class CostCurve:
         """Observations; one between two knots counts for both in part."""
         self._was_long = np.zeros(len(KNOTS), dtype=bool)
         """Whether a knot's last observation was longer than a pause allows for."""
+        self._last_ratio = 1.0
+        """Of the last cost to what was expected."""
+        self._variance = 0.0
+        """Of such ratios."""
         self._fitted_s = np.zeros(len(KNOTS))
         self._few_s: list[float] = []
         """Of few units each, once it was fitted: to look up while a target waits for its tokens."""
@@ -151,29 +170,46 @@ class CostCurve:
         guess = CostCurve(self.relative_slope)
         guess._mean_s, guess._fitted_s = self._fitted_s.copy(), self._fitted_s.copy()
         guess._num_seen = np.minimum(self._num_seen, 1.0)
+        guess._variance = self._variance
         return guess
 
     def _learn(self, amount: int, cost_s: float) -> None:
-        low, high = bisect_right(KNOTS, amount) - 1, bisect_left(KNOTS, amount)
-        low, high = max(low, 0), min(high, len(KNOTS) - 1)
-        share = (amount - KNOTS[low]) / (KNOTS[high] - KNOTS[low]) if high > low else 0.0
-        shares = {low: 1.0 - share, high: share} if share else {low: 1.0}
-        expected_s = self(amount)
-        ratio = self._believed(list(shares), cost_s / expected_s)
+        inside = min(max(amount, KNOTS[0]), KNOTS[-1])
+        knots, shares = _between(inside)
+        is_missed = self._is_missed(knots)
+        base_s: Floats = (self._mean_s if is_missed else self._fitted_s)[knots]
+        expected_s = float(shares @ base_s) * self._guess(amount) / self._guess(inside)
+        ratio = self._believed(knots, cost_s / expected_s)
+        # of neighbours in time, so that a machine that has become slower does not look like noise
+        change, self._last_ratio = ratio - self._last_ratio, ratio
+        self._variance += NOISE_RATE * (0.5 * change * change - self._variance)
         # pauses only make longer, and fewer tokens never cost more: what hardly was seen, and was
         # dearer than this by more than a pause is, was one
         doubtful = (self._num_seen < WELL_KNOWN) & (amount >= _GRID)
         self._mean_s[doubtful] = np.minimum(self._mean_s[doubtful], (1.0 + LONGEST_PAUSE) * cost_s)
-        self._mean_s *= self._common(amount, list(shares), ratio)
-        for knot, share in shares.items():
-            self._num_seen[knot] += share
-            rate = max(LOCAL_RATE, share / self._num_seen[knot])
-            self._mean_s[knot] += rate * (self._fitted_s[knot] * ratio - self._mean_s[knot])
+        self._mean_s *= self._common(amount, knots, ratio)
+        self._num_seen[knots] += shares
+        rates = np.maximum(LOCAL_RATE, shares / self._num_seen[knots])
+        if is_missed:
+            rates = np.minimum(rates, MISSED_RATE)
+        self._mean_s[knots] += rates * (base_s * ratio - self._mean_s[knots])
+
+    def _is_missed(self, knots: list[int]) -> bool:
+        """Whether the curve does not pass through what is well known.
+
+        Compared with it, every cost there would seem other than expected, and all knots would be
+        drawn after it, which makes the curve miss by more. So costs are compared with their mean.
+        """
+        means_s, fitted_s = self._mean_s[knots], self._fitted_s[knots]
+        is_known = self._num_seen[knots].min() >= WELL_KNOWN
+        return bool(is_known and np.abs(fitted_s - means_s).max() > MOST_MISSED * means_s.min())
 
     def _common(self, amount: int, knots: list[int], ratio: float) -> float:
         """What of the ratio of a cost between these knots to what was expected is so for all."""
         if self._num_seen[knots].min() >= WELL_KNOWN:
-            return 1.0 + COMMON_RATE * (ratio - 1.0)
+            noise = math.sqrt(self._variance)
+            rate = COMMON_RATE if noise * COMMON_RATE < COMMON_DRIFT else COMMON_DRIFT / noise
+            return 1.0 + rate * (ratio - 1.0)
         if ratio >= 1.0:
             return 1.0
         num_near = float(_near(max(amount, KNOTS[0]), RELIEF_WIDTH) @ self._num_seen)
@@ -186,11 +222,12 @@ class CostCurve:
         What is much longer once is taken for a pause, and learnt in part; twice in a row, it is no
         pause, and soon outweighs what was known.
         """
-        is_long = ratio > 1.0 + LONGEST_PAUSE
+        longest = 1.0 + max(LONGEST_PAUSE, PAUSE_DEVIATIONS * math.sqrt(self._variance))
+        is_long = ratio > longest
         if is_long and self._was_long[knots].all():
             self._num_seen[knots] = np.minimum(self._num_seen[knots], WELL_KNOWN)
         elif is_long:
-            ratio = 1.0 + LONGEST_PAUSE
+            ratio = longest
         self._was_long[knots] = is_long
         return ratio
 
@@ -238,73 +275,3 @@ def _never_falling(values: Sequence[float], weights: Sequence[float]) -> list[fl
             weight, num_members = weight + before_weight, num_members + before_members
         pools.append((mean, weight, num_members))
     return [mean for mean, _, num_members in pools for _ in range(num_members)]
-
-
-@dataclass(slots=True)
-class DraftCost:
-    """By the longest draft; a curve for one sequence at a time, for two or three, four to seven,
-    and so on."""
-
-    _curves: dict[int, CostCurve] = field(default_factory=dict)
-
-    @property
-    def is_known(self) -> bool:
-        return bool(self._curves)
-
-    def of(self, num_sequences: int) -> CostCurve:
-        """What is known of as many sequences, or of the nearest number that was seen."""
-        size = num_sequences.bit_length()
-        nearest = min(self._curves, key=lambda known: abs(known - size))
-        return self._curves[nearest]
-
-    def observe(self, num_sequences: int, longest: int, cost_s: float) -> None:
-        size = num_sequences.bit_length()
-        if size not in self._curves:
-            is_first = not self._curves
-            new = CostCurve(relative_slope=0.2) if is_first else self.of(num_sequences).as_guess()
-            self._curves[size] = new
-        self._curves[size].observe(longest, cost_s)
-
-
-@dataclass(slots=True)
-class RecentRate:
-    """What rounds made of their time of late, prompts beside them or not."""
-
-    _num_tokens: float = 0.0
-    _time_s: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Without bound while nothing is known."""
-        return self._num_tokens / self._time_s if self._time_s else math.inf
-
-    def observe(self, num_tokens: int, time_s: float) -> None:
-        self._num_tokens += num_tokens - RECENT * self._num_tokens
-        self._time_s += time_s - RECENT * self._time_s
-
-
-@dataclass(slots=True)
-class UsualShare:
-    """What prompts leave to texts as a rule, of what rounds would make without them: the mean of
-    the last texts, each told at its end. A prompt of any length is one text's."""
-
-    share: float = 1.0
-    _num_texts: int = 1
-    """The first as if no prompt had been beside it."""
-
-    def observe(self, share: float) -> None:
-        self._num_texts = min(self._num_texts + 1, NUM_TEXTS)
-        self.share += (min(share, 1.0) - self.share) / self._num_texts
-
-
-@dataclass(slots=True)
-class RoundCost:
-    """A round drafts up to its longest draft, then verifies all its tokens."""
-
-    draft: DraftCost = field(default_factory=DraftCost)
-    verify: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.02))
-    """By the tokens that the target runs, drafts included."""
-
-    @property
-    def is_known(self) -> bool:
-        return self.draft.is_known and self.verify.is_known

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import NUM_PATHS, Calibration, Paths
-from deployments.router.cost import Floats, RecentRate, RoundCost, UsualShare
+from deployments.router.cost import Floats
 from deployments.router.gamma import (
     Candidate,
     Decision,
@@ -24,6 +24,8 @@ from deployments.router.gamma import (
     Reason,
 )
 from deployments.router.plan import Plan, best_plan, worth_verifying
+from deployments.router.round_cost import RecentRate, RoundCost, UsualShare
+from deployments.router.trials import Trials
 
 FIRST_GAMMAS = (4, 0, 1, 2)
 """Of the first rounds, to see what costs what."""
@@ -118,6 +120,7 @@ class DynamicGamma:
         """Its rounds in which a draft could have come."""
         self._is_probe_unseen = False
         """Whether what became of the last probe is yet to be told."""
+        self._trials = Trials()
         self._thoughts: dict[_Question, _Thought] = {}
         """One for each round that is under way."""
 
@@ -136,8 +139,10 @@ class DynamicGamma:
             for gamma, candidate in zip(plan.gammas, candidates, strict=True)
         ]
         if not any(gammas):
+            self._trials.loss = plan.loss
             return self._rest(candidates, num_beside)
         self._is_idle = False
+        self._trials.end()
         self._num_rounds += 1
         stop_below = self._stop_below(candidates, plan)
         turn, rounds_since = divmod(self._num_rounds, VARY_EVERY)
@@ -171,7 +176,8 @@ class DynamicGamma:
             self._calibration.survival(of_sequence.seq_id, of_sequence.confidences)
             for of_sequence in drafted
         ]
-        return worth_verifying(survival, self._cost, num_others=num_others, tokens_per_s=price)
+        verify = self._cost.verify.of(len(decision.gammas))
+        return worth_verifying(survival, verify, num_others=num_others, tokens_per_s=price)
 
     def observe(self, observed: ObservedRound) -> None:
         self._is_probe_unseen &= observed.reason is not Reason.PROBE
@@ -206,12 +212,14 @@ class DynamicGamma:
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
 
     def _learn_costs(self, observed: ObservedRound) -> None:
-        if observed.tells_draft_cost:
+        if observed.tells_draft_cost and observed.reason is not Reason.PROBE:
             self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
         if observed.is_verify_typical:
             is_drafted = observed.longest_draft > 0
             self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
-            self._cost.verify.observe(observed.num_tokens, observed.verify_s)
+            self._cost.verify.observe(
+                observed.num_sequences, observed.num_tokens, observed.verify_s
+            )
 
     def _is_resting(self, num_beside: int) -> bool:
         """Whether the coming round goes without drafts as the last one, as little can be new."""
@@ -221,8 +229,31 @@ class DynamicGamma:
         """A round without drafts that pay. Beside a prompt that says nothing of rounds without."""
         self._is_idle |= num_beside == 0
         self._num_idle += 1
+        if num_beside == 0 and self._is_trial(candidates):
+            return self._try(candidates)
         gammas = self._with_probe(candidates)
         return _decision(gammas, Reason.PROBE if any(gammas) else Reason.NOT_WORTH)
+
+    def _is_trial(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether the coming round is to draft although that does not pay."""
+        is_ready = any(c.max_gamma and not c.is_catching_up for c in candidates)
+        if self._trials.goes_on(is_ready=is_ready):
+            return True
+        if not self._trials.begins(len(candidates)):
+            return False
+        self._paths.fade()  # what the trial brings is to outweigh it
+        return True
+
+    def _try(self, candidates: Sequence[Candidate]) -> Decision:
+        """What would be drafted if it had to be. All of it is verified, whatever that may cost."""
+        plan = self._best(candidates, num_beside=0, must_draft=True)
+        gammas = [
+            min(gamma, candidate.max_gamma)
+            for gamma, candidate in zip(plan.gammas, candidates, strict=True)
+        ]
+        return Decision(
+            gammas=gammas, stop_below=self._stop_below(candidates, plan), reason=Reason.TRIAL
+        )
 
     def _first(self, candidates: Sequence[Candidate]) -> list[int]:
         """To measure what is not known yet."""
@@ -250,15 +281,21 @@ class DynamicGamma:
         return age < most and thought.num_idle == self._num_idle
 
     def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
-        plan = best_plan(
+        plan = self._best(candidates, num_beside=num_beside)
+        self._alone_rate = plan.alone_tokens_per_s
+        return plan
+
+    def _best(
+        self, candidates: Sequence[Candidate], *, num_beside: int, must_draft: bool = False
+    ) -> Plan:
+        return best_plan(
             self._foresee(candidates),
             self._cost,
             num_beside=num_beside,
             recent_rate=self._recent.tokens_per_s,
             usual_share=self._usual.share,
+            must_draft=must_draft,
         )
-        self._alone_rate = plan.alone_tokens_per_s
-        return plan
 
     def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
         """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
@@ -316,8 +353,9 @@ class DynamicGamma:
 
     def _pause_between_probes(self, num_sequences: int) -> float:
         """Rounds after which a probe that brings nothing has cost PROBE_COST of the time."""
-        plain_s = self._cost.verify(num_sequences)
-        extra_s = self._cost.draft.of(1)(1) + self._cost.verify(num_sequences + 1) - plain_s
+        verify = self._cost.verify.of(num_sequences)
+        plain_s = verify(num_sequences)
+        extra_s = self._cost.draft.of(1)(1) + verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
 
 

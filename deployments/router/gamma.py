@@ -56,6 +56,8 @@ class Reason(StrEnum):
     """Drafts would cost more than they bring."""
     PROBE = "probe"
     """As before, but one token is drafted to see whether it would pay by now."""
+    TRIAL = "trial"
+    """As before, but drafts are made as if they paid, to learn what they cost by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class ObservedRound:
     reason: Reason
     outcomes: tuple[Outcome, ...]
     """Of the sequences that were verified with drafts."""
+    num_sequences: int
     num_drafted: int
     """Sequences that drafters were asked to draft for."""
     longest_draft: int

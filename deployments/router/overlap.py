@@ -7,8 +7,8 @@ the drafter guessed the target's next token too. Where they share cores it slows
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from deployments.router.cost import CostCurve, DraftCost
 from deployments.router.gamma import ObservedRound
+from deployments.router.round_cost import SizedCost, draft_cost, verify_cost
 
 TRY_EVERY = 32
 """Rounds after which it is done the other way for a while, to see whether that is better. Twice as
@@ -69,10 +69,9 @@ class MeasuredOverlap:
     longer than that, and the drafting after it less.
     """
 
-    _draft: DraftCost = field(default_factory=DraftCost)
-    """Without overlap."""
-    _verify: CostCurve = field(default_factory=lambda: CostCurve(relative_slope=0.02))
-    """Without overlap, by tokens."""
+    _draft: SizedCost = field(default_factory=draft_cost)
+    _verify: SizedCost = field(default_factory=verify_cost)
+    """Both without overlap."""
     _slowdown_s: _Average = field(default_factory=_Average)
     _saving_s: _Average = field(default_factory=_Average)
     _round_s: _Average = field(default_factory=_Average)
@@ -105,9 +104,9 @@ class MeasuredOverlap:
         if not observed.is_verify_typical:
             return
         if not observed.is_overlapped:
-            self._verify.observe(observed.num_tokens, observed.verify_s)
+            self._verify.observe(observed.num_sequences, observed.num_tokens, observed.verify_s)
         elif self._verify.is_known:
-            alone_s = self._verify(observed.num_tokens)
+            alone_s = self._verify.of(observed.num_sequences)(observed.num_tokens)
             self._slowdown_s.observe(min(observed.verify_s, LONGEST_PAUSE * alone_s) - alone_s)
 
     def _count_round(self) -> None:

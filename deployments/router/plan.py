@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deployments.router.cost import Floats, RoundCost
+from deployments.router.cost import CostCurve, Floats
+from deployments.router.round_cost import RoundCost
 
 NUM_THRESHOLDS = 24
 """Of those at which a draft may stop: more only take time."""
@@ -48,6 +49,8 @@ class Plan:
     """What time is worth: to expect of the round, unless it runs tokens of others too."""
     alone_tokens_per_s: float
     """To expect of such rounds that run no tokens of others."""
+    loss: float = 0.0
+    """Where nothing is drafted, what drafts would lose at least, of the tokens of such a round."""
 
 
 def best_plan(
@@ -57,21 +60,24 @@ def best_plan(
     num_beside: int,
     recent_rate: float = math.inf,
     usual_share: float = 1.0,
+    must_draft: bool = False,
 ) -> Plan:
     """The plan that makes the most of its time.
 
     `num_beside` tokens of others are run in the same step. What rounds made of their time of late,
     `recent_rate`, in tokens per second, says how much such tokens leave to these sequences;
-    `usual_share`, how much they leave to texts as a rule.
+    `usual_share`, how much they leave to texts as a rule. If it `must_draft`, it is the plan that
+    loses the least by that.
 
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts of
     a sequence are accepted, in equally likely cases; 0 where no draft may be.
     """
     num_sequences, num_samples, _ = survival.shape
-    plain_rate = num_sequences / cost.verify(num_sequences)
+    verify = cost.verify.of(num_sequences)
+    plain_rate = num_sequences / verify(num_sequences)
     thresholds = _thresholds(survival)
     if not len(thresholds):
-        return _plain(num_sequences, plain_rate, alone=plain_rate)
+        return _plain(num_sequences, plain_rate, alone=plain_rate, loss=1.0)
     is_worth = survival >= thresholds[:, None, None, None]
     shares = np.count_nonzero(is_worth, axis=2) / num_samples  # [thresholds, sequences, depth]
     num_drafts = shares.sum(axis=1).cumsum(axis=1)  # [thresholds, longest]
@@ -80,15 +86,17 @@ def best_plan(
     draft_s = _draft_s(shares, cost)
 
     def times_s(num_others: int) -> Floats:
-        verify_s: Floats = cost.verify.at(num_sequences + num_others + num_drafts)
+        verify_s: Floats = verify.at(num_sequences + num_others + num_drafts)
         return draft_s + verify_s
 
     alone = max(plain_rate, float((expected / times_s(0)).max()))
     rate = _rate_beside(alone, recent_rate, usual_share) if num_beside else alone
     gains = expected - rate * times_s(num_beside)
     best, last = np.unravel_index(gains.argmax(), gains.shape)
-    if gains[best, last] <= num_sequences - rate * cost.verify(num_sequences + num_beside):
-        return _plain(num_sequences, rate, alone=alone)
+    plain_gain = num_sequences - rate * verify(num_sequences + num_beside)
+    if gains[best, last] <= plain_gain and not must_draft:
+        loss = float(plain_gain - gains[best, last]) / num_sequences
+        return _plain(num_sequences, rate, alone=alone, loss=loss)
     is_drafted = shares[best, :, : last + 1] > 0
     return Plan(
         gammas=is_drafted.sum(axis=1).tolist(),
@@ -127,18 +135,19 @@ def _rate_beside(alone: float, recent: float, usual_share: float) -> float:
     return min(alone, max(recent, of_fair * of_fair * alone))
 
 
-def _plain(num_sequences: int, tokens_per_s: float, *, alone: float) -> Plan:
+def _plain(num_sequences: int, tokens_per_s: float, *, alone: float, loss: float) -> Plan:
     return Plan(
         gammas=[0] * num_sequences,
         least_survival=1.0,
         tokens_per_s=tokens_per_s,
         alone_tokens_per_s=alone,
+        loss=loss,
     )
 
 
 def worth_verifying(
     survival: Sequence[Sequence[float]],
-    cost: RoundCost,
+    verify: CostCurve,
     *,
     num_others: int,
     tokens_per_s: float,
@@ -159,10 +168,10 @@ def worth_verifying(
     )
     num_plain = num_others + len(survival)
     expected, most, num_worth = 0.0, 0.0, 0
-    plain_s = cost.verify(num_plain)
+    plain_s = verify(num_plain)
     for num_tokens, (probability, _, _) in enumerate(tokens, start=1):
         expected += probability
-        gain = expected - tokens_per_s * (cost.verify(num_plain + num_tokens) - plain_s)
+        gain = expected - tokens_per_s * (verify(num_plain + num_tokens) - plain_s)
         if gain > most:
             most, num_worth = gain, num_tokens
     kept = [0] * len(survival)

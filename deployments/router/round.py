@@ -17,7 +17,6 @@ class RoundRecord(ObservedRound):
 
     is_prefill: bool
     """Whether a sequence without its cache was verified."""
-    num_sequences: int
     num_live: int
     """Sequences of the router, in this round or not."""
     draft_compute_s: float

@@ -8,8 +8,9 @@ import pytest
 
 from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import Calibration, Paths
-from deployments.router.cost import NUM_TEXTS, CostCurve, DraftCost, UsualShare
+from deployments.router.cost import CostCurve
 from deployments.router.gamma import Outcome
+from deployments.router.round_cost import NUM_TEXTS, UsualShare, draft_cost, verify_cost
 from tests.deployments.simulated_drafts import confidence, draw, judge, varied
 
 
@@ -93,6 +94,19 @@ class TestCalibration:
         assert products == pytest.approx(np.array([[0.5, 0.25], [0.9, 0.36]]))
         assert paths.log_products(2, newest=1).shape == (1, 2)
 
+    def test_what_fades_is_soon_outweighed(self) -> None:
+        paths = Paths()
+        for _ in range(200):
+            paths.add([0.2, 0.2, 0.2])
+        paths.fade()
+        for _ in range(24):
+            paths.add([0.9, 0.9, 0.9])
+        paths.add([0.9])  # goes on as others did
+        products = np.exp(paths.log_products(3, newest=64))
+        assert len(products) == 33
+        assert products[-1] == pytest.approx([0.9, 0.81, 0.73], abs=0.01)
+        assert products.mean(axis=0)[0] > 0.7
+
     def test_sure_paths_go_on_as_others_did(self) -> None:
         """Where every other token is unsure, it is so after any number of sure ones."""
         paths = Paths()
@@ -150,6 +164,16 @@ class TestCost:
             cost.observe(8, 2 * 28.0)
         assert cost(8) == pytest.approx(56, rel=0.05)
         assert cost(2) == pytest.approx(44, rel=0.15)
+
+    def test_noise_of_an_amount_does_not_move_the_others(self) -> None:
+        curve, rng = CostCurve(relative_slope=0.02), random.Random(0)
+        for _ in range(50):
+            curve.observe(32, 20.0 * rng.gammavariate(8, 1 / 8))
+        seen = []
+        for _ in range(2000):
+            curve.observe(16, 10.0 * rng.gammavariate(8, 1 / 8))
+            seen.append(curve(32) / curve(16))
+        assert np.std(seen[200:]) < 0.1 * np.mean(seen[200:])
 
     def test_a_pause_of_the_machine_is_soon_forgiven(self) -> None:
         cost = CostCurve(relative_slope=0.1)
@@ -266,9 +290,9 @@ class TestCost:
         assert cost(4) < 40
 
 
-class TestDraftCost:
+class TestSizedCost:
     def test_many_sequences_cost_more_and_are_known_apart(self) -> None:
-        cost, rng = DraftCost(), random.Random(0)
+        cost, rng = draft_cost(), random.Random(0)
         for num_sequences, step_s in ((1, 0.001), (8, 0.002), (16, 0.003), (1, 0.001)):
             for _ in range(30):
                 longest = rng.randint(1, 6)
@@ -276,8 +300,18 @@ class TestDraftCost:
         for num_sequences, step_s in ((1, 0.001), (8, 0.002), (9, 0.002), (16, 0.003), (64, 0.003)):
             assert cost.of(num_sequences)(4) == pytest.approx(0.002 + 4 * step_s, rel=0.1)
 
+    @pytest.mark.parametrize("num_streams", [4, 8, 16, 32])
+    def test_a_stream_more_or_less_is_the_same_to_it(self, num_streams: int) -> None:
+        """Of so many streams, one is missing in the rounds beside its next prompt."""
+        cost = verify_cost()
+        for _ in range(20):
+            cost.observe(num_streams, 5, 0.020)
+        for _ in range(40):
+            cost.observe(num_streams - 1, 5, 0.030)
+        assert cost.of(num_streams)(5) == pytest.approx(0.030, rel=0.05)
+
     def test_a_number_that_is_new_begins_like_the_nearest(self) -> None:
-        cost = DraftCost()
+        cost = draft_cost()
         for _ in range(50):
             cost.observe(1, 4, 0.004)
         cost.observe(16, 4, 0.004)

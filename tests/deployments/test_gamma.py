@@ -45,19 +45,32 @@ class Machine:
     verify_token: float
     verify_wide: float = 0.0
     """More than 8 tokens cost this much more, as with matrix kernels that work in blocks."""
+    verify_sequence: float = 0.0
+    """Each sequence costs this much more, whose text is handed out meanwhile."""
+    noise: float = 0.1 / math.sqrt(3)
+    """Of every time, the deviation."""
 
     def draft_s(self, longest: int) -> float:
         return (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
 
-    def verify_s(self, num_tokens: int) -> float:
+    def verify_s(self, num_tokens: int, num_sequences: int = 1) -> float:
         is_wide = num_tokens > 8
-        return (self.verify + self.verify_token * num_tokens + self.verify_wide * is_wide) / 1e3
+        tokens = self.verify_token * num_tokens + self.verify_wide * is_wide
+        return (self.verify + tokens + self.verify_sequence * num_sequences) / 1e3
+
+    def noisy(self, rng: random.Random) -> float:
+        """Of a time, the factor: 1 in the mean."""
+        if self.noise < 0.1:
+            return rng.uniform(1 - math.sqrt(3) * self.noise, 1 + math.sqrt(3) * self.noise)
+        # a mean of 1, most of it near 0.8 and some of it long
+        shape = 1 / self.noise**2
+        return 0.5 + 0.5 * rng.gammavariate(shape / 4, 4 / shape)
 
     def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: int = 0) -> float:
         """To be expected of rounds in which every sequence has that many drafts."""
         num_tokens = num_beside + len(alphas) * (gamma + 1)
         num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
-        return num_committed / (self.draft_s(gamma) + self.verify_s(num_tokens))
+        return num_committed / (self.draft_s(gamma) + self.verify_s(num_tokens, len(alphas)))
 
 
 # one stream on a CPU, a GPU with a slow network, a machine whose batch is full already
@@ -140,6 +153,7 @@ def simulate(
         observed = ObservedRound(
             reason=decision.reason,
             outcomes=outcomes,
+            num_sequences=len(of_round),
             num_drafted=len(drafted),
             longest_draft=longest,
             num_tokens=num_tokens,
@@ -149,8 +163,8 @@ def simulate(
             is_disturbed=False,
             is_overlapped=False,
             is_after_overlap=False,
-            draft_s=machine.draft_s(longest) * rng.uniform(0.9, 1.1),
-            verify_s=machine.verify_s(num_tokens) * rng.uniform(0.9, 1.1),
+            draft_s=machine.draft_s(longest) * machine.noisy(rng),
+            verify_s=machine.verify_s(num_tokens, len(of_round)) * machine.noisy(rng),
         )
         run.tokens.append(
             len(of_round)
@@ -171,7 +185,7 @@ class IdleRounds:
 
     def __init__(self) -> None:
         self.controller = DynamicGamma()
-        simulate(self.controller, CPU, lambda _: [0.0], 200)
+        simulate(self.controller, CPU, lambda _: [0.0], 400)  # not long after a trial
         self.controller.forget("0")
 
     def gammas(self, *seq_ids: str, catching_up: str | None = None) -> list[int]:
@@ -185,7 +199,8 @@ class IdleRounds:
         )
         observed = ObservedRound(
             reason=decision.reason,
-            outcomes=(), num_drafted=0, longest_draft=0, num_tokens=1, num_committed=1,
+            outcomes=(), num_sequences=len(seq_ids), num_drafted=0, longest_draft=0,
+            num_tokens=1, num_committed=1,
             is_draft_typical=True, is_verify_typical=True, is_disturbed=False,
             is_overlapped=False, is_after_overlap=False, draft_s=0.0, verify_s=CPU.verify_s(1),
         )  # fmt: skip
@@ -211,7 +226,7 @@ class TestDynamicGamma:
             for seed in range(2)
         ]
         dynamic = sum(run.tokens_per_s() for run in runs) / len(runs)
-        assert dynamic > 0.96 * max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
+        assert dynamic > 0.955 * max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
 
     @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
     @pytest.mark.parametrize("num_sequences", [1, 4, 16])
@@ -260,8 +275,9 @@ class TestDynamicGamma:
 
     def test_drafts_that_do_not_pay_beside_a_prompt_are_made_again_after_it(self) -> None:
         class Narrow(Machine):
-            def verify_s(self, num_tokens: int) -> float:
-                return super().verify_s(num_tokens) + 0.003 * max(0, num_tokens - 32)
+            def verify_s(self, num_tokens: int, num_sequences: int = 1) -> float:
+                wide_s = 0.003 * max(0, num_tokens - 32)
+                return super().verify_s(num_tokens, num_sequences) + wide_s
 
         run = simulate(
             DynamicGamma(), Narrow(hop=2, draft_step=1, verify=24, verify_token=0.1),
@@ -346,7 +362,7 @@ class TestDynamicGamma:
 
         plain = simulate(FixedGamma(0), CPU, lambda _: [0.5], 400).tokens_per_s()
         easy = simulate(FixedGamma(6), CPU, lambda _: [0.85], 4000).tokens_per_s()
-        assert mean(speeds(400, 700)) > 0.955 * plain
+        assert mean(speeds(400, 700)) > 0.95 * plain
         assert min(speeds(400, 700)) > 0.94 * plain
         assert min(speeds(100, 300)) > easy
         assert min(speeds(800, 1100)) > easy
@@ -376,7 +392,8 @@ class TestDynamicGamma:
         for _ in range(num_disturbed):
             observed = ObservedRound(
                 reason=Reason.BEST,
-                outcomes=(), num_drafted=0, longest_draft=0, num_tokens=5, num_committed=5,
+                outcomes=(), num_sequences=1, num_drafted=0, longest_draft=0,
+                num_tokens=5, num_committed=5,
                 is_draft_typical=True, is_verify_typical=True, is_disturbed=True,
                 is_overlapped=False, is_after_overlap=False,
                 draft_s=0.0, verify_s=1.3 * CPU.verify_s(5),
@@ -407,6 +424,17 @@ class TestDynamicGamma:
         drafted = [gammas for gammas in run.gammas[200:] if any(gammas)]
         assert 0 < len(drafted) <= 800 / SHORTEST_PAUSE + 1
         assert all(sum(gamma > 0 for gamma in gammas) == 1 for gammas in drafted)
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_drafts_that_have_become_cheap_are_made_again(self, seed: int) -> None:
+        """A probe, of one sequence, would not show it."""
+        dear = Machine(hop=2, draft_step=16, verify=20, verify_token=0.1)
+        cheap = Machine(hop=1, draft_step=0.5, verify=20, verify_token=0.1)
+        controller, alphas = DynamicGamma(), [0.5] * 8
+        before = simulate(controller, dear, lambda _: alphas, 200, seed=seed, chance=varied)
+        after = simulate(controller, cheap, lambda _: alphas, 700, seed=seed, chance=varied)
+        assert not any(map(any, before.gammas[-20:]))
+        assert after.tokens_per_s(300) > max(cheap.tokens_per_s(gamma, alphas) for gamma in FIXED)
 
     def test_a_probe_waits_for_a_drafter_that_catches_up(self) -> None:
         rounds = IdleRounds()

@@ -41,6 +41,7 @@ def share_overlapped(
             ObservedRound(
                 reason=Reason.FIXED,
                 outcomes=(),
+                num_sequences=1,
                 num_drafted=1,
                 longest_draft=4,
                 num_tokens=5,
@@ -82,8 +83,8 @@ class TestPolicy:
         for _ in range(10 * TRY_EVERY):
             overlap.observe(
                 ObservedRound(
-                    reason=Reason.FIXED, outcomes=(), num_drafted=0, longest_draft=0,
-                    num_tokens=1, num_committed=1,
+                    reason=Reason.FIXED, outcomes=(), num_sequences=1, num_drafted=0,
+                    longest_draft=0, num_tokens=1, num_committed=1,
                     is_draft_typical=False, is_verify_typical=True, is_disturbed=False,
                     is_overlapped=False, is_after_overlap=False,
                     draft_s=0.0, verify_s=0.03,
