@@ -31,7 +31,7 @@ _FEW_UNITS = np.arange(97)
 LOCAL_RATE = 0.03
 """Of an error, the share that a knot takes over once it has been seen often."""
 MISSED_RATE = 0.0075
-"""That share where the curve misses the knot: so that others keep up, and it need not."""
+"""At most that share where the curve misses the knot: slowly, so that the curve can come after."""
 COMMON_RATE = 0.15
 """The most that all knots take over: the machine has become faster or slower as a whole."""
 COMMON_DRIFT = 0.015

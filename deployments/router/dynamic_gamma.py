@@ -134,10 +134,7 @@ class DynamicGamma:
         if self._is_resting(num_beside):
             return self._rest(candidates, num_beside)
         plan = self._plan(candidates, num_beside)
-        gammas = [
-            min(gamma, candidate.max_gamma)
-            for gamma, candidate in zip(plan.gammas, candidates, strict=True)
-        ]
+        gammas = _at_most(plan.gammas, candidates)
         if not any(gammas):
             self._trials.loss = plan.loss
             return self._rest(candidates, num_beside)
@@ -247,10 +244,7 @@ class DynamicGamma:
     def _try(self, candidates: Sequence[Candidate]) -> Decision:
         """What would be drafted if it had to be. All of it is verified, whatever that may cost."""
         plan = self._best(candidates, num_beside=0, must_draft=True)
-        gammas = [
-            min(gamma, candidate.max_gamma)
-            for gamma, candidate in zip(plan.gammas, candidates, strict=True)
-        ]
+        gammas = _at_most(plan.gammas, candidates)
         return Decision(
             gammas=gammas, stop_below=self._stop_below(candidates, plan), reason=Reason.TRIAL
         )
@@ -357,6 +351,13 @@ class DynamicGamma:
         plain_s = verify(num_sequences)
         extra_s = self._cost.draft.of(1)(1) + verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
+def _at_most(gammas: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
+    """No more than each may have: a plan may be of an earlier round."""
+    return [
+        min(gamma, candidate.max_gamma) for gamma, candidate in zip(gammas, candidates, strict=True)
+    ]
 
 
 def _decision(gammas: list[int], reason: Reason) -> Decision:

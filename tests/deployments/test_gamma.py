@@ -45,32 +45,19 @@ class Machine:
     verify_token: float
     verify_wide: float = 0.0
     """More than 8 tokens cost this much more, as with matrix kernels that work in blocks."""
-    verify_sequence: float = 0.0
-    """Each sequence costs this much more, whose text is handed out meanwhile."""
-    noise: float = 0.1 / math.sqrt(3)
-    """Of every time, the deviation."""
 
     def draft_s(self, longest: int) -> float:
         return (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
 
-    def verify_s(self, num_tokens: int, num_sequences: int = 1) -> float:
+    def verify_s(self, num_tokens: int) -> float:
         is_wide = num_tokens > 8
-        tokens = self.verify_token * num_tokens + self.verify_wide * is_wide
-        return (self.verify + tokens + self.verify_sequence * num_sequences) / 1e3
-
-    def noisy(self, rng: random.Random) -> float:
-        """Of a time, the factor: 1 in the mean."""
-        if self.noise < 0.1:
-            return rng.uniform(1 - math.sqrt(3) * self.noise, 1 + math.sqrt(3) * self.noise)
-        # a mean of 1, most of it near 0.8 and some of it long
-        shape = 1 / self.noise**2
-        return 0.5 + 0.5 * rng.gammavariate(shape / 4, 4 / shape)
+        return (self.verify + self.verify_token * num_tokens + self.verify_wide * is_wide) / 1e3
 
     def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: int = 0) -> float:
         """To be expected of rounds in which every sequence has that many drafts."""
         num_tokens = num_beside + len(alphas) * (gamma + 1)
         num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
-        return num_committed / (self.draft_s(gamma) + self.verify_s(num_tokens, len(alphas)))
+        return num_committed / (self.draft_s(gamma) + self.verify_s(num_tokens))
 
 
 # one stream on a CPU, a GPU with a slow network, a machine whose batch is full already
@@ -163,8 +150,8 @@ def simulate(
             is_disturbed=False,
             is_overlapped=False,
             is_after_overlap=False,
-            draft_s=machine.draft_s(longest) * machine.noisy(rng),
-            verify_s=machine.verify_s(num_tokens, len(of_round)) * machine.noisy(rng),
+            draft_s=machine.draft_s(longest) * rng.uniform(0.9, 1.1),
+            verify_s=machine.verify_s(num_tokens) * rng.uniform(0.9, 1.1),
         )
         run.tokens.append(
             len(of_round)
@@ -275,9 +262,8 @@ class TestDynamicGamma:
 
     def test_drafts_that_do_not_pay_beside_a_prompt_are_made_again_after_it(self) -> None:
         class Narrow(Machine):
-            def verify_s(self, num_tokens: int, num_sequences: int = 1) -> float:
-                wide_s = 0.003 * max(0, num_tokens - 32)
-                return super().verify_s(num_tokens, num_sequences) + wide_s
+            def verify_s(self, num_tokens: int) -> float:
+                return super().verify_s(num_tokens) + 0.003 * max(0, num_tokens - 32)
 
         run = simulate(
             DynamicGamma(), Narrow(hop=2, draft_step=1, verify=24, verify_token=0.1),
