@@ -27,7 +27,7 @@ from workers.target import Target
 CONTEXT_LEN = 200
 NUM_DRAFTED = 8
 # (sequences, tokens each): single tokens, verifications, and batches of them
-STEPS = ((1, 1), (1, 5), (1, 8), (8, 1), (8, 5))
+STEPS = ((1, 1), (1, 5), (1, 8), (8, 1), (8, 5), (16, 1), (16, 2), (16, 3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,12 @@ class CostCurve:
             self._fit()
             self._num_unfitted = 0
 
+    def scale(self, factor: float) -> None:
+        """All amounts have become so many times as dear."""
+        self._mean_s *= factor
+        self._fitted_s *= factor
+        self._few_s = [cost_s * factor for cost_s in self._few_s]
+
     def __call__(self, amount: int) -> float:
         """Seconds; 0 never, once anything is known."""
         if 0 <= amount < len(self._few_s):

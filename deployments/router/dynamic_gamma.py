@@ -9,11 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from deployments.router.acceptance import AcceptanceEstimator
-from deployments.router.confidence import NUM_PATHS, Calibration, Paths
-from deployments.router.cost import Floats
+from deployments.router.foresight import Foresight
 from deployments.router.gamma import (
     Candidate,
     Decision,
@@ -31,12 +27,11 @@ FIRST_GAMMAS = (4, 0, 1, 2)
 """Of the first rounds, to see what costs what."""
 FIRST_DRAFTS = 16
 """At most, of all sequences together in such a round, though one of each: many take long."""
-IDLE_OPTIMISM = 1.5
-"""Standard deviations that drafting is given the benefit of while nothing is drafted, since nothing
-is learnt then."""
 THINK_EVERY = 4
 """Rounds of which one is thought about: little is new in the others, and thinking takes the
 processor from those who draft and verify."""
+IDLE_THINK_EVERY = 16
+"""Likewise of rounds without drafts, unless something is heard of drafts."""
 NUM_UNSETTLED = 64
 """The first rounds with drafts that pay are all thought about."""
 MOST_DISTURBED = 8
@@ -60,11 +55,6 @@ verified than seems best."""
 VARIED_STOP = 0.25
 """Drafters stop later in those rounds, by this factor, but do stop: a long draft of all sequences
 takes many times what a round does."""
-MOST_SAMPLES = 64
-FEWEST_SAMPLES = 8
-"""Foreseen drafts of a sequence: more only take time. With many sequences, each has others."""
-IDLE_PATHS = 24
-"""Of the last drafts, those that count while nothing is drafted."""
 MOST_THOUGHTS = 16
 """Plans for coming rounds."""
 LONGEST_PROBE = 12
@@ -94,9 +84,7 @@ class DynamicGamma:
     """A controller that learns from what it is told of the rounds."""
 
     def __init__(self) -> None:
-        self._acceptance = AcceptanceEstimator()
-        self._calibration = Calibration()
-        self._paths = Paths()
+        self._foresight = Foresight()
         self._cost = RoundCost()
         self._recent = RecentRate()
         self._usual = UsualShare()
@@ -106,6 +94,11 @@ class DynamicGamma:
         """Of the first gammas, those that were measured."""
         self._is_idle = False
         """Whether no draft paid in the last round without a prompt beside it."""
+        self._is_news = False
+        """Whether something was heard of drafts since they were last thought about, or a sequence
+        ended."""
+        self._num_last = 0
+        """Sequences that were last thought about."""
         self._num_idle = 0
         """Rounds in which no draft paid."""
         self._num_rounds = 0
@@ -125,13 +118,13 @@ class DynamicGamma:
         """One for each round that is under way."""
 
     def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-        if self._is_ready and not self._is_resting(num_beside):
+        if self._is_ready and not self._is_resting(candidates, num_beside):
             self._plan(candidates, num_beside)
 
     def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
         if not self._is_ready:
             return _decision(self._first(candidates), Reason.FIRST)
-        if self._is_resting(num_beside):
+        if self._is_resting(candidates, num_beside):
             return self._rest(candidates, num_beside)
         plan = self._plan(candidates, num_beside)
         gammas = _at_most(plan.gammas, candidates)
@@ -164,23 +157,19 @@ class DynamicGamma:
 
     def keep(self, decision: Decision, drafted: Sequence[Drafted], *, num_others: int) -> list[int]:
         for of_sequence in drafted:
-            if of_sequence.confidences:
-                self._paths.add(of_sequence.confidences)
+            self._foresight.add(of_sequence)
         price = decision.tokens_per_s
         if price is None or not all(of_sequence.confidences for of_sequence in drafted):
             return [of_sequence.num_draft_tokens for of_sequence in drafted]
-        survival = [
-            self._calibration.survival(of_sequence.seq_id, of_sequence.confidences)
-            for of_sequence in drafted
-        ]
+        survival = [self._foresight.of_drafted(of_sequence) for of_sequence in drafted]
         verify = self._cost.verify.of(len(decision.gammas))
         return worth_verifying(survival, verify, num_others=num_others, tokens_per_s=price)
 
     def observe(self, observed: ObservedRound) -> None:
         self._is_probe_unseen &= observed.reason is not Reason.PROBE
+        self._is_news |= bool(observed.outcomes)
         for outcome in observed.outcomes:
-            self._acceptance.observe(outcome)
-            self._calibration.observe(outcome)
+            self._foresight.observe(outcome)
             if outcome.seq_id == self._probe:
                 self._pause = 0
                 if outcome.num_accepted < outcome.num_draft_tokens:
@@ -198,8 +187,8 @@ class DynamicGamma:
     def forget(self, seq_id: str) -> None:
         if self._alone_rate:
             self._usual.observe(self._recent.tokens_per_s / self._alone_rate)
-        self._acceptance.forget(seq_id)
-        self._calibration.forget(seq_id)
+        self._foresight.forget(seq_id)
+        self._is_news = True  # the next sequence may be another kind
         if seq_id == self._probe:
             self._probe = None
 
@@ -209,18 +198,26 @@ class DynamicGamma:
         return self._cost.is_known and self._num_first >= len(FIRST_GAMMAS)
 
     def _learn_costs(self, observed: ObservedRound) -> None:
-        if observed.tells_draft_cost and observed.reason is not Reason.PROBE:
+        is_drafted = observed.longest_draft > 0
+        if observed.reason is Reason.PROBE and is_drafted:
+            return  # of one sequence of perhaps many, by a drafter that was not used of late
+        if observed.tells_draft_cost:
             self._cost.draft.observe(observed.num_drafted, observed.longest_draft, observed.draft_s)
-        if observed.is_verify_typical:
-            is_drafted = observed.longest_draft > 0
-            self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
-            self._cost.verify.observe(
-                observed.num_sequences, observed.num_tokens, observed.verify_s
-            )
+        if not observed.is_verify_typical:
+            return
+        self._num_first += is_drafted == (FIRST_GAMMAS[self._num_first % len(FIRST_GAMMAS)] > 0)
+        verified = observed.num_sequences, observed.num_tokens, observed.verify_s
+        if is_drafted:
+            self._cost.observe_drafted(*verified)
+        else:
+            self._cost.observe_plain(*verified, is_idle=self._is_idle)
 
-    def _is_resting(self, num_beside: int) -> bool:
+    def _is_resting(self, candidates: Sequence[Candidate], num_beside: int) -> bool:
         """Whether the coming round goes without drafts as the last one, as little can be new."""
-        return self._is_idle and not num_beside and self._num_idle % THINK_EVERY != 0
+        if not self._is_idle or num_beside or self._thought_of(candidates, num_beside):
+            return False
+        is_like_last = len(candidates) == self._num_last and not self._is_news
+        return is_like_last and self._num_idle % IDLE_THINK_EVERY != 0
 
     def _rest(self, candidates: Sequence[Candidate], num_beside: int) -> Decision:
         """A round without drafts that pay. Beside a prompt that says nothing of rounds without."""
@@ -238,7 +235,7 @@ class DynamicGamma:
             return True
         if not self._trials.begins(len(candidates)):
             return False
-        self._paths.fade()  # what the trial brings is to outweigh it
+        self._foresight.fade()  # what the trial brings is to outweigh it
         return True
 
     def _try(self, candidates: Sequence[Candidate]) -> Decision:
@@ -257,17 +254,20 @@ class DynamicGamma:
 
     def _plan(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
         """What was thought of late, or now."""
-        question = tuple(candidate.seq_id for candidate in candidates), num_beside
-        thought = self._thoughts.get(question)
-        if thought is None or not self._is_of_late(thought):
-            if len(self._thoughts) >= MOST_THOUGHTS:  # of rounds that never came
-                self._thoughts.clear()
-            thought = self._thoughts[question] = _Thought(
-                plan=self._think(candidates, num_beside),
-                num_rounds=self._num_rounds,
-                num_idle=self._num_idle,
-            )
-        return thought.plan
+        if (thought := self._thought_of(candidates, num_beside)) is not None:
+            return thought.plan
+        if len(self._thoughts) >= MOST_THOUGHTS:  # of rounds that never came
+            self._thoughts.clear()
+        plan = self._think(candidates, num_beside)
+        self._thoughts[_question(candidates, num_beside)] = _Thought(
+            plan=plan, num_rounds=self._num_rounds, num_idle=self._num_idle
+        )
+        return plan
+
+    def _thought_of(self, candidates: Sequence[Candidate], num_beside: int) -> _Thought | None:
+        """What was thought of late of such a round."""
+        thought = self._thoughts.get(_question(candidates, num_beside))
+        return thought if thought is not None and self._is_of_late(thought) else None
 
     def _is_of_late(self, thought: _Thought) -> bool:
         age = self._num_rounds - thought.num_rounds
@@ -276,6 +276,7 @@ class DynamicGamma:
 
     def _think(self, candidates: Sequence[Candidate], num_beside: int) -> Plan:
         plan = self._best(candidates, num_beside=num_beside)
+        self._is_news, self._num_last = False, len(candidates)
         self._alone_rate = plan.alone_tokens_per_s
         return plan
 
@@ -283,7 +284,7 @@ class DynamicGamma:
         self, candidates: Sequence[Candidate], *, num_beside: int, must_draft: bool = False
     ) -> Plan:
         return best_plan(
-            self._foresee(candidates),
+            self._foresight.survival(candidates, is_idle=self._is_idle),
             self._cost,
             num_beside=num_beside,
             recent_rate=self._recent.tokens_per_s,
@@ -291,31 +292,9 @@ class DynamicGamma:
             must_draft=must_draft,
         )
 
-    def _foresee(self, candidates: Sequence[Candidate]) -> Floats:
-        """How likely the coming drafts are to survive.  # [sequences, samples, depth]"""
-        optimism = IDLE_OPTIMISM if self._is_idle else 0.0
-        depth = max((candidate.max_gamma for candidate in candidates), default=0)
-        if depth == 0 or not len(self._paths):
-            rows = [
-                self._acceptance.survival(c.seq_id, depth, optimism=optimism) for c in candidates
-            ]
-            survival = np.array(rows).reshape(len(candidates), 1, depth)
-        else:
-            betas = [self._calibration.beta(c.seq_id, optimism=optimism) for c in candidates]
-            logs = self._paths.log_products(
-                depth, newest=IDLE_PATHS if self._is_idle else NUM_PATHS
-            )
-            num_samples = min(len(logs), max(FEWEST_SAMPLES, MOST_SAMPLES // len(candidates)))
-            dealt = np.arange(len(candidates) * num_samples) % len(logs)
-            samples = logs[dealt].reshape(len(candidates), num_samples, depth)
-            survival = np.exp(np.array(betas)[:, None, None] * samples)
-        most = np.array([candidate.max_gamma for candidate in candidates], dtype=int)
-        return np.where(np.arange(depth) < most[:, None, None], survival, 0.0)
-
     def _stop_below(self, candidates: Sequence[Candidate], plan: Plan) -> list[float]:
         return [
-            self._calibration.least_product(candidate.seq_id, plan.least_survival)
-            for candidate in candidates
+            self._foresight.stop_below(candidate, plan.least_survival) for candidate in candidates
         ]
 
     def _with_probe(self, candidates: Sequence[Candidate]) -> list[int]:
@@ -338,19 +317,19 @@ class DynamicGamma:
         draftable = [candidate for candidate in candidates if candidate.max_gamma > 0]
         if draftable and self._pause >= self._pause_between_probes(len(candidates)):
             # the one we know least of, and of those the newest
-            least = min(reversed(draftable), key=self._num_tested)
+            least = min(reversed(draftable), key=self._foresight.num_tested)
             self._probe, self._probe_age = least.seq_id, 0
             self._is_probe_unseen = False  # the round of the last one may have been lost
 
-    def _num_tested(self, candidate: Candidate) -> int:
-        return self._acceptance.num_tested(candidate.seq_id)
-
     def _pause_between_probes(self, num_sequences: int) -> float:
         """Rounds after which a probe that brings nothing has cost PROBE_COST of the time."""
-        verify = self._cost.verify.of(num_sequences)
-        plain_s = verify(num_sequences)
+        verify, plain_s = self._cost.verify.of(num_sequences), self._cost.plain_s(num_sequences)
         extra_s = self._cost.draft.of(1)(1) + verify(num_sequences + 1) - plain_s
         return min(max(extra_s / plain_s / PROBE_COST, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
+def _question(candidates: Sequence[Candidate], num_beside: int) -> _Question:
+    return tuple(candidate.seq_id for candidate in candidates), num_beside
 
 
 def _at_most(gammas: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:

@@ -17,6 +17,8 @@ class Candidate:
     seq_id: str
     max_gamma: int
     """What the tokens left and the configured maximum allow; 0 where there is no drafter."""
+    is_sampled: bool = False
+    """Whether its tokens are drawn, not the likeliest ones."""
     is_catching_up: bool = False
     """Whether its drafter is busy with its tokens, so that no draft would come of asking."""
 
@@ -31,6 +33,7 @@ class Outcome:
     num_accepted: int
     confidences: tuple[float, ...] = ()
     """The drafter's, per draft token; empty where it did not say."""
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Drafted:
     seq_id: str
     num_draft_tokens: int
     confidences: tuple[float, ...]
+    is_sampled: bool = False
 
 
 class Reason(StrEnum):

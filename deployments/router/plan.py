@@ -74,7 +74,7 @@ def best_plan(
     """
     num_sequences, num_samples, _ = survival.shape
     verify = cost.verify.of(num_sequences)
-    plain_rate = num_sequences / verify(num_sequences)
+    plain_rate = num_sequences / cost.plain_s(num_sequences)
     thresholds = _thresholds(survival)
     if not len(thresholds):
         return _plain(num_sequences, plain_rate, alone=plain_rate, loss=1.0)
@@ -93,7 +93,7 @@ def best_plan(
     rate = _rate_beside(alone, recent_rate, usual_share) if num_beside else alone
     gains = expected - rate * times_s(num_beside)
     best, last = np.unravel_index(gains.argmax(), gains.shape)
-    plain_gain = num_sequences - rate * verify(num_sequences + num_beside)
+    plain_gain = num_sequences - rate * cost.plain_s(num_sequences, num_beside)
     if gains[best, last] <= plain_gain and not must_draft:
         loss = float(plain_gain - gains[best, last]) / num_sequences
         return _plain(num_sequences, rate, alone=alone, loss=loss)

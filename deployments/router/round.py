@@ -87,4 +87,5 @@ def outcome(sequence: Sequence, draft: Draft, result: VerifyResult) -> Outcome:
         num_tested=result.num_tested,
         num_accepted=result.num_accepted,
         confidences=draft.confidences,
+        is_sampled=sequence.is_sampled,
     )

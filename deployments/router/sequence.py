@@ -113,6 +113,10 @@ class Sequence:
         return len(self.params.prompt)
 
     @property
+    def is_sampled(self) -> bool:
+        return not self.params.sampling.is_greedy
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_len
 

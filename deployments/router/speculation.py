@@ -95,7 +95,7 @@ class Speculation:
         proposed = await self._drafting.propose(missing) if missing else NOTHING
         drafts |= proposed.drafts
         num_others = num_beside + len(sequences) - len(drafts)
-        kept = self._keep(decision, drafts, num_others=num_others)
+        kept = self._keep(decision, sequences, drafts, num_others=num_others)
         longest = max((len(draft.tokens) for draft in drafts.values()), default=0)
         return Speculated(
             reason=decision.reason,
@@ -149,18 +149,29 @@ class Speculation:
             self._drafting.close()
             self._ahead.close()
 
-    def _keep(self, decision: Decision, drafts: Drafts, *, num_others: int) -> Drafts:
+    def _keep(
+        self,
+        decision: Decision,
+        sequences: Sequence[LiveSequence],
+        drafts: Drafts,
+        *,
+        num_others: int,
+    ) -> Drafts:
         """Those that are worth verifying."""
         drafted = [
             Drafted(
-                seq_id=seq_id, num_draft_tokens=len(draft.tokens), confidences=draft.confidences
+                seq_id=sequence.seq_id,
+                num_draft_tokens=len(draft.tokens),
+                confidences=draft.confidences,
+                is_sampled=sequence.is_sampled,
             )
-            for seq_id, draft in drafts.items()
+            for sequence in sequences
+            if (draft := drafts.get(sequence.seq_id)) is not None
         ]
         kept = self.gamma.keep(decision, drafted, num_others=num_others)
         return {
-            seq_id: draft.first(num_kept)
-            for (seq_id, draft), num_kept in zip(drafts.items(), kept, strict=True)
+            of_sequence.seq_id: drafts[of_sequence.seq_id].first(num_kept)
+            for of_sequence, num_kept in zip(drafted, kept, strict=True)
         }
 
     def _candidates(self, sequences: Sequence[LiveSequence]) -> list[Candidate]:
@@ -168,6 +179,7 @@ class Speculation:
             Candidate(
                 seq_id=sequence.seq_id,
                 max_gamma=self._most_drafts(sequence),
+                is_sampled=sequence.is_sampled,
                 is_catching_up=self._drafting is not None
                 and self._drafting.is_catching_up(sequence),
             )

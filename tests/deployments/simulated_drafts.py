@@ -10,7 +10,12 @@ DRAFTER_BETA = 0.35
 
 
 def judge(
-    rng: random.Random, seq_id: str, chances: Sequence[float], *, confidences: Sequence[float] = ()
+    rng: random.Random,
+    seq_id: str,
+    chances: Sequence[float],
+    *,
+    confidences: Sequence[float] = (),
+    is_sampled: bool = False,
 ) -> Outcome:
     """What becomes of drafts that are accepted with these probabilities."""
     num_accepted = 0
@@ -22,6 +27,7 @@ def judge(
         num_tested=min(num_accepted + 1, len(chances)),
         num_accepted=num_accepted,
         confidences=tuple(confidences),
+        is_sampled=is_sampled,
     )
 
 

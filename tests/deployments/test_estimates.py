@@ -10,7 +10,13 @@ from deployments.router.acceptance import AcceptanceEstimator
 from deployments.router.confidence import Calibration, Paths
 from deployments.router.cost import CostCurve
 from deployments.router.gamma import Outcome
-from deployments.router.round_cost import NUM_TEXTS, UsualShare, draft_cost, verify_cost
+from deployments.router.round_cost import (
+    NUM_TEXTS,
+    RoundCost,
+    UsualShare,
+    draft_cost,
+    verify_cost,
+)
 from tests.deployments.simulated_drafts import confidence, draw, judge, varied
 
 
@@ -320,6 +326,52 @@ class TestSizedCost:
             cost.observe(16, 2, 0.010)
         assert cost.of(16)(2) > 0.007
         assert cost.of(1)(4) == pytest.approx(0.004)
+
+
+class TestRoundCost:
+    def known(self) -> RoundCost:
+        """Drafts of up to four, and plain rounds, of one sequence."""
+        cost = RoundCost()
+        for k in range(60):
+            cost.draft.observe(1, k % 5 + 1, 0.004 + 0.001 * (k % 5))
+            cost.verify.observe(1, k % 6 + 1, 0.020)
+        return cost
+
+    @pytest.mark.parametrize("factor", [0.5, 2.0])
+    def test_a_machine_that_changes_while_idle_changes_for_drafters_too(
+        self, factor: float
+    ) -> None:
+        cost = self.known()
+        draft, verify = cost.draft.of(1)(4), cost.verify.of(1)(5)
+        for _ in range(400):
+            cost.observe_plain(1, 1, factor * 0.020, is_idle=True)
+        assert cost.draft.of(1)(4) == pytest.approx(factor * draft, rel=0.1)
+        assert cost.verify.of(1)(5) == pytest.approx(factor * verify, rel=0.1)
+
+    def test_rounds_that_are_alike_are_learnt_together(self) -> None:
+        cost, times_s = self.known(), [0.021, 0.023, 0.022, 0.022]
+        same = self.known()
+        for time_s in times_s[:-1]:
+            cost.observe_plain(1, 1, time_s, is_idle=True)
+            assert cost.verify.of(1).at(np.arange(8)) == pytest.approx(
+                same.verify.of(1).at(np.arange(8))
+            )
+        cost.observe_plain(1, 1, times_s[-1], is_idle=True)
+        same.verify.observe(1, 1, sum(times_s) / 4)
+        assert cost.verify.of(1).at(np.arange(8)) == pytest.approx(
+            same.verify.of(1).at(np.arange(8))
+        )
+
+    def test_what_waits_is_learnt_when_rounds_change(self) -> None:
+        cost, same = self.known(), self.known()
+        cost.observe_plain(1, 1, 0.030, is_idle=True)
+        cost.observe_plain(2, 2, 0.025, is_idle=True)
+        same.verify.observe(1, 1, 0.030)
+        assert cost.verify.of(1)(1) == pytest.approx(same.verify.of(1)(1))
+        cost.learn_plain()
+        cost.learn_plain()  # once only
+        same.verify.observe(2, 2, 0.025)
+        assert cost.verify.of(2)(2) == pytest.approx(same.verify.of(2)(2))
 
 
 class TestUsualShare:

@@ -45,6 +45,8 @@ class Machine:
     verify_token: float
     verify_wide: float = 0.0
     """More than 8 tokens cost this much more, as with matrix kernels that work in blocks."""
+    plain_more: float = 0.0
+    """A round without drafts costs this much more, as texts are handed out during its step."""
 
     def draft_s(self, longest: int) -> float:
         return (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
@@ -53,11 +55,16 @@ class Machine:
         is_wide = num_tokens > 8
         return (self.verify + self.verify_token * num_tokens + self.verify_wide * is_wide) / 1e3
 
+    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+        """Of drafting and of verifying."""
+        more_s = 0.0 if longest else self.plain_more / 1e3
+        return self.draft_s(longest), self.verify_s(num_tokens) + more_s
+
     def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: int = 0) -> float:
         """To be expected of rounds in which every sequence has that many drafts."""
         num_tokens = num_beside + len(alphas) * (gamma + 1)
         num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
-        return num_committed / (self.draft_s(gamma) + self.verify_s(num_tokens))
+        return num_committed / sum(self.round_s(gamma, num_tokens))
 
 
 # one stream on a CPU, a GPU with a slow network, a machine whose batch is full already
@@ -65,6 +72,8 @@ CPU = Machine(hop=4, draft_step=1.5, verify=38, verify_token=1)
 REMOTE = Machine(hop=8, draft_step=1, verify=25, verify_token=0.05)
 FULL = Machine(hop=4, draft_step=1.5, verify=10, verify_token=8)
 BLOCKS = Machine(hop=5, draft_step=2, verify=46, verify_token=0.8, verify_wide=14)
+# so small a model that it shows when texts are handed out
+SMALL = Machine(hop=1.2, draft_step=0.3, verify=1.4, verify_token=0.02, plain_more=0.7)
 MACHINES = {"cpu": CPU, "remote": REMOTE, "full": FULL, "blocks": BLOCKS}
 
 
@@ -90,20 +99,29 @@ def simulate(
     chance: Chance | None = None,
     beside: Callable[[Run], int] = lambda _: 0,
     max_gamma: int = MAX_GAMMA,
+    is_sampled: Callable[[int], bool] = lambda _: False,
 ) -> Run:
     """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time.
 
     After the rounds so far, `beside(run)` tokens of others are run in the same step.
 
     With a `chance`, drafts have one each, and the drafter says how sure it is; without, it is
-    silent, and drafts as far as it is asked to.
+    silent, and drafts as far as it is asked to. Of sampled tokens, those of a sequence `i` with
+    `is_sampled(i)`, it is surer than it should be.
     """
+
+    def sureness(i: int, chance: float) -> float:
+        return confidence(chance, 1.5) if is_sampled(i) else confidence(chance)
+
     rng = random.Random(seed)
     run = Run([], [], [])
     observed: ObservedRound | None = None
     for index in range(num_rounds):
         of_round = alphas(index)
-        candidates = [Candidate(seq_id=str(i), max_gamma=max_gamma) for i in range(len(of_round))]
+        candidates = [
+            Candidate(seq_id=str(i), max_gamma=max_gamma, is_sampled=is_sampled(i))
+            for i in range(len(of_round))
+        ]
         num_beside = beside(run)
         decision = controller.choose(candidates, num_beside=num_beside)
         chances: dict[int, list[float]] = {}
@@ -113,12 +131,13 @@ def simulate(
             product = 1.0
             while len(chances.get(i, ())) < gamma and product >= stop_below:
                 chances.setdefault(i, []).append((chance or even)(rng, of_round[i]))
-                product *= confidence(chances[i][-1]) if chance else 1.0
+                product *= sureness(i, chances[i][-1]) if chance else 1.0
         drafted = [
             Drafted(
                 seq_id=str(i),
                 num_draft_tokens=len(of_sequence),
-                confidences=tuple(confidence(c) for c in of_sequence) if chance else (),
+                confidences=tuple(sureness(i, c) for c in of_sequence) if chance else (),
+                is_sampled=is_sampled(i),
             )
             for i, of_sequence in chances.items()
         ]
@@ -131,12 +150,14 @@ def simulate(
             judge(
                 rng, of_sequence.seq_id, chances[int(of_sequence.seq_id)][:num_kept],
                 confidences=of_sequence.confidences[:num_kept],
+                is_sampled=of_sequence.is_sampled,
             )
             for of_sequence, num_kept in zip(drafted, kept, strict=True)
             if num_kept > 0
         )  # fmt: skip
         num_tokens = num_beside + len(of_round) + sum(kept)
         longest = max(map(len, chances.values()), default=0)
+        draft_s, verify_s = machine.round_s(longest, num_tokens)
         observed = ObservedRound(
             reason=decision.reason,
             outcomes=outcomes,
@@ -150,8 +171,8 @@ def simulate(
             is_disturbed=False,
             is_overlapped=False,
             is_after_overlap=False,
-            draft_s=machine.draft_s(longest) * rng.uniform(0.9, 1.1),
-            verify_s=machine.verify_s(num_tokens) * rng.uniform(0.9, 1.1),
+            draft_s=draft_s * rng.uniform(0.9, 1.1),
+            verify_s=verify_s * rng.uniform(0.9, 1.1),
         )
         run.tokens.append(
             len(of_round)
@@ -214,6 +235,22 @@ class TestDynamicGamma:
         ]
         dynamic = sum(run.tokens_per_s() for run in runs) / len(runs)
         assert dynamic > 0.955 * max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
+
+    @pytest.mark.parametrize("num_sequences", [1, 8])
+    @pytest.mark.parametrize(
+        ("alpha", "chance"), [(0.05, varied), (0.5, None), (0.5, varied), (0.6, varied)]
+    )
+    def test_what_plain_rounds_take_is_not_taken_for_the_step(
+        self, alpha: float, chance: Chance | None, num_sequences: int
+    ) -> None:
+        """Else drafts would seem dearer than they are, and a round without them cheaper."""
+        alphas = [alpha] * num_sequences
+        runs = [
+            simulate(DynamicGamma(), SMALL, lambda _: alphas, 700, chance=chance, seed=seed)
+            for seed in range(3)
+        ]
+        best = max(SMALL.tokens_per_s(gamma, alphas) for gamma in FIXED)
+        assert mean(run.tokens_per_s() for run in runs) > 0.95 * best
 
     @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
     @pytest.mark.parametrize("num_sequences", [1, 4, 16])
@@ -404,6 +441,23 @@ class TestDynamicGamma:
         run = simulate(DynamicGamma(), CPU, lambda _: [0.8] * 4, 464, chance=varied)
         assert num_thoughts <= NUM_UNSETTLED + 400 / THINK_EVERY + 10
         assert all(map(any, run.gammas[-400:]))
+
+    def test_greedy_drafts_do_not_wait_for_what_became_of_sampled_ones(self) -> None:
+        """Sampled ones did not pay for long, and the drafter was too sure of them."""
+
+        def speed(seed: int) -> float:
+            controller = DynamicGamma()
+            sampled = simulate(
+                controller, CPU, lambda _: [0.1], 400, seed=seed, chance=varied,
+                is_sampled=lambda _: True,
+            )  # fmt: skip
+            assert sum(map(any, sampled.gammas[-100:])) < 20
+            controller.forget("0")
+            greedy = simulate(controller, CPU, lambda _: [0.85], 60, seed=seed, chance=varied)
+            return greedy.tokens_per_s()
+
+        best = max(CPU.tokens_per_s(gamma, [0.85]) for gamma in FIXED)
+        assert mean(speed(seed) for seed in range(8)) > 0.96 * best
 
     def test_drafts_that_do_not_pay_are_tried_rarely(self) -> None:
         run = simulate(DynamicGamma(), CPU, lambda _: [0.0] * 4, 1000)
