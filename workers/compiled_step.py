@@ -96,11 +96,7 @@ class CompiledStep:
     def __init__(self, path: Path, model: Model) -> None:
         """Load it; raises RuntimeError."""
         package = torch._inductor.aoti_load_package(str(path))
-        module = StepModule(model.module, ())
-        tensors = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        tensors = _tensors_of(model)
         names = package.get_constant_fqns()
         if missing := set(names) - set(tensors):
             raise RuntimeError(f"the compiled forward wants weights {sorted(missing)[:3]}")
@@ -157,8 +153,21 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     config.pop("_name_or_path", None)
     traced = (attention, cpu_kernel, native, packed_linear, step_probe, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
-    shape = {**asdict(spec), "model": config}  # the configuration, not the name: no weights
+    shape = {
+        **asdict(spec),
+        "model": config,  # the configuration, not the name: no weights
+        "tensors": sorted(_tensors_of(model)),  # how weights are laid out for this machine
+    }
     return [json.dumps(shape, sort_keys=True, default=str), transformers.__version__, *own]
+
+
+def _tensors_of(model: Model) -> dict[str, Tensor]:
+    """The weights by the names that a compiled forward has for them."""
+    module = StepModule(model.module, ())
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _compile(spec: StepSpec, output: Path) -> None:

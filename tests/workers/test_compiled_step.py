@@ -10,7 +10,7 @@ import torch
 
 from tests.tiny_models import save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers import compiled_step, machine_cache, native, step_probe
+from workers import compiled_step, machine_cache, native, packed_linear, step_probe
 from workers.compiled_step import CompiledStep
 from workers.model import Model, load_model
 from workers.packed_linear import has_streams
@@ -118,6 +118,22 @@ def test_a_spoilt_package_is_not_used(
     assert len(list(empty_cache.rglob("forward-*.pt2"))) == 1
     assert "is not compiled, so it is slower" in caplog.text
     assert generate(target, make_prompt(1, 10), 10)
+
+
+@needs_compiler
+@pytest.mark.skipif(not has_streams(), reason="weights are laid out in one way only")
+def test_a_forward_of_weights_laid_out_otherwise_is_not_taken(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.touch())
+    compiled_step.obtain(
+        make_model(tmp_path / "model", dtype="bfloat16"), block_size=BLOCK_SIZE, num_threads=1
+    )
+    monkeypatch.setattr(packed_linear, "has_streams", lambda: False)
+    compiled_step.obtain(
+        make_model(tmp_path / "model", dtype="bfloat16"), block_size=BLOCK_SIZE, num_threads=1
+    )
+    assert len(list(empty_cache.rglob("forward-*.pt2"))) == 2
 
 
 @needs_compiler

@@ -65,7 +65,7 @@ class FloatChunk {
   // Numbers of a row in a buffer: whole vectors, of a number that has its own code.
   static int padded(int dim) {
     const int num_vectors = (dim + kLanes - 1) / kLanes;
-    return (num_vectors <= 8 ? num_vectors : 16) * kLanes;
+    return (num_vectors <= 8 ? num_vectors : num_vectors <= 16 ? 16 : 32) * kLanes;
   }
   static int query_size(int key_dim) { return padded(key_dim); }
   static int output_size(int value_dim) { return padded(value_dim); }
@@ -97,21 +97,19 @@ class FloatChunk {
   template <int kRows>
   void score(const float* queries, float* scores) const {
     static_assert(kRows == 2);
-    const int num_vectors = key_size_ / kLanes;
-    (num_vectors <= 8 ? kScorePairs[num_vectors - 1] : score_pair<16>)(
-        queries, keys_.data(), num_keys_, scale_, scores);
+    of_size(kScorePairs, key_size_)(queries, keys_.data(), num_keys_, scale_, scores);
   }
 
   // outputs[row] = outputs[row] * corrections[row] + weights[row] . values
   template <int kRows>
   void add(const float* weights, const float* corrections, float* outputs) const {
     static_assert(kRows == 2);
-    const int num_vectors = value_size_ / kLanes;
-    (num_vectors <= 8 ? kAddPairs[num_vectors - 1] : add_pair<16>)(
-        weights, values_.data(), num_keys_, corrections, outputs);
+    of_size(kAddPairs, value_size_)(weights, values_.data(), num_keys_, corrections, outputs);
   }
 
  private:
+  static constexpr int kPart = kLanes / 2;  // vectors of an output that are in registers at a time
+
   // A row of the cache as floats, padded with zeros to whole vectors.
   static void convert_row(const T* source, int dim, float* target) {
     int i = 0;
@@ -146,7 +144,7 @@ class FloatChunk {
   static void add_pair(const float* weights, const float* values, int num_keys,
                        const float* corrections, float* outputs) {
     constexpr int kDim = kVectors * kLanes;
-    constexpr int kStep = std::min(kVectors, 8);  // accumulators that fit the registers
+    constexpr int kStep = kVectors % kPart == 0 ? kPart : kVectors;
     for (int part = 0; part < kVectors; part += kStep) {
       Floats sums[2][kStep];
       for (int i = 0; i < kStep; ++i) {
@@ -170,10 +168,18 @@ class FloatChunk {
   // By the number of vectors in a row; `padded` allows no others.
   static constexpr decltype(&score_pair<1>) kScorePairs[] = {
       score_pair<1>, score_pair<2>, score_pair<3>, score_pair<4>,
-      score_pair<5>, score_pair<6>, score_pair<7>, score_pair<8>};
+      score_pair<5>, score_pair<6>, score_pair<7>, score_pair<8>,
+      score_pair<16>, score_pair<32>};
   static constexpr decltype(&add_pair<1>) kAddPairs[] = {
       add_pair<1>, add_pair<2>, add_pair<3>, add_pair<4>,
-      add_pair<5>, add_pair<6>, add_pair<7>, add_pair<8>};
+      add_pair<5>, add_pair<6>, add_pair<7>, add_pair<8>,
+      add_pair<16>, add_pair<32>};
+
+  template <typename Function, size_t kCount>
+  static Function of_size(const Function (&functions)[kCount], int size) {
+    const int num_vectors = size / kLanes;
+    return functions[num_vectors <= 8 ? num_vectors - 1 : num_vectors == 16 ? 8 : 9];
+  }
 
   Cache<T> cache_;
   float scale_;

@@ -1,18 +1,22 @@
-// Vectors of sixteen numbers, in the compiler's own terms.
+// Vectors of as many numbers as a register has, in the compiler's own terms.
 #pragma once
 
 #include <c10/util/BFloat16.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <new>
 #include <utility>
 #include <vector>
 
 namespace tandem {
 
+// More would go through memory at every step.
+#ifdef __AVX512F__
 constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
@@ -43,19 +47,23 @@ inline Floats splat(float value) { return Floats{} + value; }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-inline Floats load(const float* source) {
-  Floats value;
-  std::memcpy(&value, source, sizeof(value));
-  return value;
+// From memory of any type, wherever it starts: what is copied by memcpy may go through memory again.
+template <typename Vector>
+inline Vector load_as(const void* source) {
+  typedef Vector Loose __attribute__((aligned(1), may_alias));
+  return *static_cast<const Loose*>(source);
 }
+
+inline Floats load(const float* source) { return load_as<Floats>(source); }
 
 inline Floats load(const c10::BFloat16* source) {
-  Halves bits;
-  std::memcpy(&bits, source, sizeof(bits));
-  return reinterpret_cast<Floats>(__builtin_convertvector(bits, Words) << 16);
+  return reinterpret_cast<Floats>(__builtin_convertvector(load_as<Halves>(source), Words) << 16);
 }
 
-inline void store(float* target, Floats value) { std::memcpy(target, &value, sizeof(value)); }
+inline void store(float* target, Floats value) {
+  typedef Floats Loose __attribute__((aligned(1), may_alias));
+  *reinterpret_cast<Loose*>(target) = value;
+}
 
 // e^x for x <= 0, to about 2 units in the last place (Cephes' expf).
 inline Floats exponential(Floats x) {
