@@ -217,7 +217,7 @@ def _main(spec: StepSpec, output: Path) -> None:
             ),
             strict=False,
         )
-    if packed_linear.has_streams():
+    if packed_linear.has_streams(model.dtype):
         packed_linear.join_products(program)
     torch._inductor.aoti_compile_and_package(
         program,

@@ -1,9 +1,9 @@
 """Linear layers whose weights are laid out once for the CPU's matrix kernels.
 
-In bf16 on a CPU, `torch.nn.functional.linear` rearranges the whole weight matrix in every call
-before it multiplies, which for few tokens costs as much as the product itself. Here that is done at
-load, in place of the original weights: for our own kernel where the CPU has its instructions, for
-oneDNN's elsewhere.
+On a CPU, `torch.nn.functional.linear` rearranges the whole weight matrix in every call of a few
+tokens before it multiplies, which costs as much as the product itself, or more. Here that is done
+at load, in place of the original weights: for our own kernel where the CPU has its instructions,
+for oneDNN's bf16 one elsewhere.
 """
 
 import operator
@@ -34,7 +34,7 @@ class StreamedLinear(nn.Module):
         self.out_features = linear.out_features
         weight = torch.ops.tandem.stream_weight(linear.weight)
         self.register_buffer("_weight", weight, persistent=False)
-        bias = None if linear.bias is None else linear.bias.float()
+        bias = None if linear.bias is None else linear.bias.detach().float()
         self.register_buffer("_bias", bias, persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class PackedLinear(nn.Module):
 
 @torch.no_grad()
 def pack_linears(module: nn.Module) -> int:
-    """Replace the bf16 linear layers of a model on a CPU; returns how many.
+    """Replace the linear layers of a model on a CPU; returns how many.
 
     Only plain `nn.Linear` layers: others may read their weights. Where this build of torch or this
     CPU has no such kernels, none.
@@ -98,11 +98,13 @@ def pack_linears(module: nn.Module) -> int:
 
 def _pack(linear: nn.Linear) -> nn.Module | None:
     """None where it is to stay as it is."""
-    if linear.weight.device.type != "cpu" or linear.weight.dtype != torch.bfloat16:
+    dtype = linear.weight.dtype
+    if linear.weight.device.type != "cpu":
         return None
-    if linear.in_features % 2 == 0 and has_streams():  # the kernel takes inputs in pairs
+    fits = dtype == torch.float32 or linear.in_features % 2 == 0  # bf16 inputs are taken in pairs
+    if fits and has_streams(dtype):
         return StreamedLinear(linear)
-    return PackedLinear(linear) if has_kernels() else None
+    return PackedLinear(linear) if dtype == torch.bfloat16 and has_kernels() else None
 
 
 def join_products(program: ExportedProgram) -> None:
@@ -140,9 +142,9 @@ def _join(graph: Graph, inputs: Node, products: Sequence[Node]) -> None:
         graph.erase_node(product)
 
 
-def has_streams() -> bool:
-    """Whether this machine can have our own kernel, and gains by it."""
-    return native.load_operators() and bool(torch.ops.tandem.streams_linear())
+def has_streams(dtype: torch.dtype) -> bool:
+    """Whether this machine can have our own kernel for such weights, and gains by it."""
+    return native.load_operators() and bool(torch.ops.tandem.streams_linear(dtype))
 
 
 def has_kernels() -> bool:

@@ -1,6 +1,6 @@
 """`python -m cluster bench`: tokens per second by gamma and concurrency, on one live server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -46,6 +46,7 @@ class BenchOptions(ServedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
+    num_repeats: int
     rows: tuple[Row, ...]
     baselines: tuple[BaselineRow, ...]
     """Empty where they were not asked for."""
@@ -60,26 +61,36 @@ class BenchResult:
 
 
 def run_bench(options: BenchOptions) -> BenchResult:
-    """Measure all settings interleaved; write JSON and Markdown tables below `options.output`."""
+    """Measure all settings interleaved; write JSON and Markdown tables below `options.output`.
+
+    They are written after every repeat: an interruption loses only the one that runs.
+    """
     _check_concurrencies(options)
     baselines = _load_baselines(options)
     with measured_server(options) as server:
-        result = _measure_all(options, server, baselines)
-        report = {
-            **header(options, server),
-            "rows": [asdict(row) for row in result.rows],
-            "dynamic_beside_best_fixed": [asdict(row) for row in result.beside_best_fixed],
-            "transformers": [asdict(row) for row in result.baselines],
-            "beside_static_batch": [asdict(row) for row in result.beside_static_batch],
-        }
-    write_report(options.output, "bench", report, format_tables(result))
-    if any(row.speedup for row in result.rows):
-        plot_speedups(result.rows, options.output / "speedup.png")
+        for result in _measure_repeats(options, server, baselines):
+            _write(options, server, result)
     return result
 
 
-def _measure_all(options: BenchOptions, server: Server, baselines: Baselines | None) -> BenchResult:
-    """Everything once per repeat, in turns."""
+def _write(options: BenchOptions, server: Server, result: BenchResult) -> None:
+    report = {
+        **header(options, server),
+        "num_repeats": result.num_repeats,
+        "rows": [asdict(row) for row in result.rows],
+        "dynamic_beside_best_fixed": [asdict(row) for row in result.beside_best_fixed],
+        "transformers": [asdict(row) for row in result.baselines],
+        "beside_static_batch": [asdict(row) for row in result.beside_static_batch],
+    }
+    write_report(options.output, "bench", report, format_tables(result))
+    if any(row.speedup for row in result.rows):
+        plot_speedups(result.rows, options.output / "speedup.png")
+
+
+def _measure_repeats(
+    options: BenchOptions, server: Server, baselines: Baselines | None
+) -> Iterator[BenchResult]:
+    """Everything once per repeat, in turns; after each, the result of all until then."""
     prompts = {
         text: make_prompts(text, options.num_prompts, seed=options.seed) for text in options.texts
     }
@@ -97,7 +108,7 @@ def _measure_all(options: BenchOptions, server: Server, baselines: Baselines | N
     for setting in samples:  # the first of everything is slower
         measure(server, setting, prompts[setting.text][:2], options.max_tokens)
     progress = tqdm(total=(len(samples) + len(speeds)) * options.repeats, desc="bench")
-    for _ in range(options.repeats):
+    for repeat in range(options.repeats):
         for setting, of_setting in samples.items():
             of_setting.append(measure(server, setting, prompts[setting.text], options.max_tokens))
             progress.update()
@@ -105,14 +116,15 @@ def _measure_all(options: BenchOptions, server: Server, baselines: Baselines | N
             assert baselines is not None
             of_name.append(baselines.tokens_per_s(name, prompts[text], options.max_tokens))
             progress.update()
+        yield BenchResult(
+            num_repeats=repeat + 1,
+            rows=tuple(make_rows(samples)),
+            baselines=tuple(
+                BaselineRow(text=text, name=name, tokens_per_s=median(of_name))
+                for (text, name), of_name in speeds.items()
+            ),
+        )
     progress.close()
-    return BenchResult(
-        rows=tuple(make_rows(samples)),
-        baselines=tuple(
-            BaselineRow(text=text, name=name, tokens_per_s=median(of_name))
-            for (text, name), of_name in speeds.items()
-        ),
-    )
 
 
 def _load_baselines(options: BenchOptions) -> Baselines | None:

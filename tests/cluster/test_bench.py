@@ -305,6 +305,32 @@ def test_gammas_take_turns_on_one_app(app: ScriptedServer, tmp_path: Path) -> No
     assert (tmp_path / "speedup.png").exists()
 
 
+def test_what_an_interruption_leaves_is_every_complete_repeat(
+    app: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_gamma = app.set_gamma
+
+    def interrupt_the_second_repeat(gamma: Gamma) -> None:
+        set_gamma(gamma)
+        if len(app.gammas) == 3 + 3 + 2:  # the first three to warm up
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "set_gamma", interrupt_the_second_repeat)
+    options = BenchOptions(
+        **served_options(tmp_path),
+        texts=("easy",),
+        temperatures=(0.0,),
+        concurrencies=(2,),
+        repeats=3,
+        with_baselines=False,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(options)
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert report["num_repeats"] == 1
+    assert [row["setting"]["gamma"] for row in report["rows"]] == [0, 4, "dynamic"]
+
+
 def test_gammas_take_turns_at_every_rate(app: ScriptedServer, tmp_path: Path) -> None:
     options = OpenOptions(
         **served_options(tmp_path), texts=("easy",), temperatures=(0.0,), rates=(40.0, 20.0)

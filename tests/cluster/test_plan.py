@@ -183,7 +183,7 @@ def test_weights_that_stay_quantized_are_said_to_take_less(tmp_path: Path) -> No
 def test_a_small_draft_runs_in_fp32_on_some_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_model, "has_streams", lambda: False)
+    monkeypatch.setattr(draft_model, "has_streams", lambda _: False)
     name = save_model(tmp_path, dtype="bfloat16")
     loaded = load_draft_model(name, device="cpu")
     assert loaded.dtype == torch.float32

@@ -60,7 +60,9 @@ def test_logits_are_the_models_own(family: str, dtype: str, tmp_path: Path) -> N
 
 
 @needs_compiler
-@pytest.mark.skipif(not has_streams(), reason="needs bf16 products that do not know the batch")
+@pytest.mark.skipif(
+    not has_streams(torch.bfloat16), reason="needs bf16 products that do not know the batch"
+)
 def test_compiled_bf16_logits_are_the_same_in_any_batch(tmp_path: Path) -> None:
     """A sequence's first token, alone and in steps of more tokens and sequences: bit for bit."""
     model = make_model(tmp_path, "gemma2", "bfloat16")
@@ -121,7 +123,7 @@ def test_a_spoilt_package_is_not_used(
 
 
 @needs_compiler
-@pytest.mark.skipif(not has_streams(), reason="weights are laid out in one way only")
+@pytest.mark.skipif(not has_streams(torch.bfloat16), reason="weights are laid out in one way only")
 def test_a_forward_of_weights_laid_out_otherwise_is_not_taken(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +131,7 @@ def test_a_forward_of_weights_laid_out_otherwise_is_not_taken(
     compiled_step.obtain(
         make_model(tmp_path / "model", dtype="bfloat16"), block_size=BLOCK_SIZE, num_threads=1
     )
-    monkeypatch.setattr(packed_linear, "has_streams", lambda: False)
+    monkeypatch.setattr(packed_linear, "has_streams", lambda _: False)
     compiled_step.obtain(
         make_model(tmp_path / "model", dtype="bfloat16"), block_size=BLOCK_SIZE, num_threads=1
     )

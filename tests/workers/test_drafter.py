@@ -163,5 +163,5 @@ def test_a_small_draft_stays_in_bf16_where_our_kernel_runs_it(
 ) -> None:
     name = save_model(tmp_path, dtype="bfloat16")
     for has_streams, dtype in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(model_drafter, "has_streams", lambda has=has_streams: has)
+        monkeypatch.setattr(model_drafter, "has_streams", lambda _, has=has_streams: has)
         assert load_draft_model(name, device="cpu").dtype == dtype

@@ -62,13 +62,16 @@ def paged_logits(
     return [torch.cat(pieces) for pieces in logits]
 
 
-@pytest.mark.skipif(not has_streams(), reason="needs bf16 products that do not know the batch")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_bf16_logits_are_the_same_in_any_batch(
-    family: str, tiny_model: Callable[..., Model]
+def test_logits_are_the_same_in_any_batch(
+    family: str, dtype: torch.dtype, tiny_model: Callable[..., Model]
 ) -> None:
     """So that drafts, and who else is served, change no text even in bf16: bit for bit."""
-    model = load_model(tiny_model(family).name, dtype="bfloat16", device="cpu")
+    if not has_streams(dtype):
+        pytest.skip("needs products that do not know the batch")
+    name = str(dtype).removeprefix("torch.")
+    model = load_model(tiny_model(family).name, dtype=name, device="cpu")
     sequences = random_sequences()
     together, alone = paged_logits(model, sequences), paged_logits(model, sequences, ONE_BY_ONE)
     for of_batch, of_single_tokens in zip(together, alone, strict=True):

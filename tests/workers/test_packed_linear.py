@@ -12,9 +12,17 @@ from workers.packed_linear import PackedLinear, StreamedLinear, pack_linears
 needs_kernels = pytest.mark.skipif(
     not packed_linear.has_kernels(), reason="no packed bf16 products on this CPU"
 )
-needs_streams = pytest.mark.skipif(
-    not packed_linear.has_streams(), reason="this CPU has no use for the streaming kernel"
-)
+# half a unit in the last place of what products are rounded to; and what fp32 sums lose
+PRECISIONS = {torch.bfloat16: (2**-8, 1e-4), torch.float32: (1e-5, 1e-4)}
+of_streamed_dtypes = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=pytest.mark.skipif(
+            not packed_linear.has_streams(dtype), reason="this CPU has no use for such streams"
+        ))
+        for dtype in PRECISIONS
+    ],
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -37,34 +45,34 @@ def test_products_are_those_of_the_plain_layer(num_tokens: int, bias: bool) -> N
         torch.testing.assert_close(PackedLinear(linear)(inputs), linear(inputs))
 
 
-@needs_streams
+@of_streamed_dtypes
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 8, 11, 12, 13, 17, 25, 64])
 @pytest.mark.parametrize(
     ("in_features", "out_features"), [(96, 200), (2, 1), (1024, 16), (258, 1000), (14_000, 130)]
 )
 @pytest.mark.usefixtures("two_threads")
 def test_streamed_products_are_exact_but_for_their_rounding(
-    num_tokens: int, in_features: int, out_features: int
+    num_tokens: int, in_features: int, out_features: int, dtype: torch.dtype
 ) -> None:
     """Every height of tiles, widths with a rest, and a weight too large to be fetched ahead."""
     torch.manual_seed(0)
-    linear = nn.Linear(in_features, out_features, dtype=torch.bfloat16)
-    inputs = torch.randn(1, num_tokens, in_features, dtype=torch.bfloat16)
+    linear = nn.Linear(in_features, out_features, dtype=dtype)
+    inputs = torch.randn(1, num_tokens, in_features, dtype=dtype)
     expected = nn.functional.linear(inputs.double(), linear.weight.double(), linear.bias.double())
     with torch.inference_mode():
         products = StreamedLinear(linear)(inputs)
-    assert products.dtype == torch.bfloat16
-    # half a unit in the last of bf16's eight places, and what fp32 sums lose
-    torch.testing.assert_close(products.double(), expected, rtol=2**-8, atol=1e-4)
+    assert products.dtype == dtype
+    relative, absolute = PRECISIONS[dtype]
+    torch.testing.assert_close(products.double(), expected, rtol=relative, atol=absolute)
 
 
-@needs_streams
+@of_streamed_dtypes
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.usefixtures("two_threads")
-def test_a_streamed_row_is_the_same_in_any_batch(bias: bool) -> None:
+def test_a_streamed_row_is_the_same_in_any_batch(bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    linear = nn.Linear(512, 1000, bias=bias, dtype=torch.bfloat16)
-    inputs = torch.randn(150, 512, dtype=torch.bfloat16)
+    linear = nn.Linear(512, 1000, bias=bias, dtype=dtype)
+    inputs = torch.randn(150, 512, dtype=dtype)
     with torch.inference_mode():
         streamed = StreamedLinear(linear)
         alone = torch.cat([streamed(row[None]) for row in inputs])
@@ -72,11 +80,11 @@ def test_a_streamed_row_is_the_same_in_any_batch(bias: bool) -> None:
             assert torch.equal(streamed(inputs[:num_rows]), alone[:num_rows])
 
 
-@needs_streams
-def test_no_rows_and_strided_rows() -> None:
-    linear = nn.Linear(64, 48, dtype=torch.bfloat16)
+@of_streamed_dtypes
+def test_no_rows_and_strided_rows(dtype: torch.dtype) -> None:
+    linear = nn.Linear(64, 48, dtype=dtype)
     streamed = StreamedLinear(linear)
-    inputs = torch.randn(6, 128, dtype=torch.bfloat16)
+    inputs = torch.randn(6, 128, dtype=dtype)
     with torch.inference_mode():
         assert streamed(inputs[:0, :64]).shape == (0, 48)
         assert torch.equal(streamed(inputs[::2, 64:]), streamed(inputs[::2, 64:].contiguous()))
@@ -87,23 +95,23 @@ class OfOneInput(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(512, 1000, bias=False, dtype=torch.bfloat16)
-        self.second = nn.Linear(512, 40, dtype=torch.bfloat16)
-        self.third = nn.Linear(512, 7, dtype=torch.bfloat16)
-        self.last = nn.Linear(40, 16, dtype=torch.bfloat16)
+        self.first = nn.Linear(512, 1000, bias=False)
+        self.second = nn.Linear(512, 40)
+        self.third = nn.Linear(512, 7)
+        self.last = nn.Linear(40, 16)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.first(inputs), self.last(self.second(inputs)), self.third(inputs)
 
 
-@needs_streams
+@of_streamed_dtypes
 @pytest.mark.parametrize("num_rows", [1, 5, 13, 40])
 @pytest.mark.usefixtures("two_threads")
-def test_joined_products_are_the_same_bits(num_rows: int) -> None:
+def test_joined_products_are_the_same_bits(num_rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    module = OfOneInput()
+    module = OfOneInput().to(dtype)
     assert pack_linears(module) == 4
-    inputs = torch.randn(num_rows, 512, dtype=torch.bfloat16)
+    inputs = torch.randn(num_rows, 512, dtype=dtype)
     with torch.no_grad():
         program = torch.export.export(module, (inputs,))
         packed_linear.join_products(program)
@@ -114,25 +122,43 @@ def test_joined_products_are_the_same_bits(num_rows: int) -> None:
     assert targets.count(torch.ops.tandem.streamed_linear.default) == 1
 
 
-@needs_kernels
-def test_only_plain_bf16_layers_are_packed() -> None:
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("streams", [(), (torch.float32,), (torch.float32, torch.bfloat16)])
+def test_only_plain_layers_are_packed_that_a_kernel_takes(
+    has_kernels: bool, streams: tuple[torch.dtype, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Special(nn.Linear):
         pass
 
+    monkeypatch.setattr(packed_linear, "has_kernels", lambda: has_kernels)
+    monkeypatch.setattr(packed_linear, "has_streams", lambda dtype: dtype in streams)
+    for kind in ("PackedLinear", "StreamedLinear"):
+        monkeypatch.setattr(packed_linear, kind, lambda _, kind=kind: Packed(kind))
+    half = {"dtype": torch.bfloat16}
     module = nn.Sequential(
-        nn.Linear(8, 8, dtype=torch.bfloat16),
-        nn.Sequential(nn.Linear(7, 8, dtype=torch.bfloat16), nn.Linear(8, 8)),
-        Special(8, 8, dtype=torch.bfloat16),
-    )
-    assert pack_linears(module) == 2
-    kinds = [type(child) for child in module.modules() if not isinstance(child, nn.Sequential)]
-    first = StreamedLinear if packed_linear.has_streams() else PackedLinear
-    assert kinds == [first, PackedLinear, nn.Linear, Special]
+        nn.Linear(8, 8, **half), nn.Linear(7, 8, **half), nn.Linear(7, 8),
+        nn.Linear(8, 8, dtype=torch.float16), Special(8, 8),
+    )  # fmt: skip
+    pack_linears(module)
+    packed = "PackedLinear" if has_kernels else "Linear"
+    assert [getattr(layer, "kind", "Linear") for layer in module] == [
+        "StreamedLinear" if torch.bfloat16 in streams else packed,
+        packed,  # inputs that are no pairs
+        "StreamedLinear" if torch.float32 in streams else "Linear",
+        "Linear",
+        "Linear",
+    ]
+
+
+class Packed(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
 
 
 def test_nothing_is_packed_where_torch_lacks_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear, "has_kernels", lambda: False)
-    monkeypatch.setattr(packed_linear, "has_streams", lambda: False)
+    monkeypatch.setattr(packed_linear, "has_streams", lambda _: False)
     module = nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16))
     assert pack_linears(module) == 0
     assert type(module[0]) is nn.Linear
@@ -140,4 +166,4 @@ def test_nothing_is_packed_where_torch_lacks_the_kernels(monkeypatch: pytest.Mon
 
 def test_without_the_operators_nothing_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear.native, "load_operators", lambda: False)
-    assert not packed_linear.has_streams()
+    assert not packed_linear.has_streams(torch.float32)

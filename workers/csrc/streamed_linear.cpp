@@ -1,4 +1,4 @@
-// A linear layer in bf16 of few tokens, for CPUs with AVX512-BF16, AVX-512 or AVX2.
+// A linear layer of few tokens, in bf16 or fp32, for CPUs with AVX2 or AVX-512.
 //
 // A verification multiplies few tokens by all weights, so their way from memory is what it costs. They
 // are laid out in the order in which they are needed, and while the products of one group of outputs
@@ -14,62 +14,68 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-// With AMX, oneDNN's products of many rows are several times faster than these could be.
-#ifdef __AMX_BF16__
-#elif defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define TANDEM_STREAMS 1
-#include "tile_bf16.h"
-#elif defined(__AVX2__) && defined(__FMA__)
-#define TANDEM_STREAMS 1
+#include "streamed_layer.h"
+
+#if defined(__AVX2__) && defined(__FMA__)
+#define TANDEM_FP32_TILES 1
 #include "tile_fp32.h"
 #endif
-#include "streamed_layer.h"
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define TANDEM_BF16_TILES 1
+#include "tile_bf16.h"
+#endif
 
 namespace {
 
 using namespace tandem;
-using at::BFloat16;
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;
+
+// void: this machine has none, or none that it gains by.
+#ifdef TANDEM_FP32_TILES
+using TileOfFp32 = Fp32Tile<float>;
+#else
+using TileOfFp32 = void;
+#endif
+#ifdef __AMX_BF16__  // oneDNN's products of many rows are several times faster than these could be
+using TileOfBf16 = void;
+#elif defined(TANDEM_BF16_TILES)
+using TileOfBf16 = Bf16Tile;
+#elif defined(TANDEM_FP32_TILES)
+using TileOfBf16 = Fp32Tile<at::BFloat16>;
+#else
+using TileOfBf16 = void;
+#endif
 
 constexpr int64_t kFetchedBytes = 384 << 10;  // a larger group is not fetched to the second level
 constexpr int64_t kWorkPerThread = 1 << 15;  // products, of one row
 constexpr int64_t kInputsPerThread = 1 << 16;  // to lay out
 
-// [out_features, in_features] -> [ceil(out_features / 16), in_features / 2, 16, 2]
+bool streams_linear(at::ScalarType type) {
+  if (type == at::kFloat) return !std::is_void_v<TileOfFp32>;
+  return type == at::kBFloat16 && !std::is_void_v<TileOfBf16>;
+}
+
+// [out_features, in_features] -> [ceil(out_features / 16), in_features / n, 16, n], with as many inputs
+// of sixteen outputs as a cache line holds: two in bf16, one in fp32
 at::Tensor stream_weight(const at::Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && weight.size(1) % 2 == 0, "a matrix with pairs of inputs");
+  const int64_t num_inputs = kLineBytes / kWidth / weight.element_size();
+  TORCH_CHECK(weight.dim() == 2 && weight.size(1) % num_inputs == 0, "a matrix of whole lines");
   const int64_t num_blocks = (weight.size(0) + kWidth - 1) / kWidth;
   at::Tensor padded = at::zeros({num_blocks * kWidth, weight.size(1)}, weight.options());
   padded.narrow(0, 0, weight.size(0)).copy_(weight);
-  const auto pairs = padded.view({num_blocks, kWidth, weight.size(1) / 2, 2});
-  return pairs.permute({0, 2, 1, 3}).contiguous();
+  const auto lines = padded.view({num_blocks, kWidth, weight.size(1) / num_inputs, num_inputs});
+  return lines.permute({0, 2, 1, 3}).contiguous();
 }
-
-#ifdef TANDEM_STREAMS
-
-using Tile = void (*)(const Layer<Pair>&, int64_t, int64_t, Fetch);
-using TilesOfRows = std::array<Tile, kMaxBlocks>;
-
-template <int Rows, int... Blocks>
-constexpr TilesOfRows tiles_of_rows(std::integer_sequence<int, Blocks...>) {
-  return {(Blocks < blocks_of(Rows) ? multiply_tile<Rows, Blocks + 1> : nullptr)...};
-}
-
-template <int... Rows>
-constexpr std::array<TilesOfRows, kMaxRows> all_tiles(std::integer_sequence<int, Rows...>) {
-  return {tiles_of_rows<Rows + 1>(std::make_integer_sequence<int, kMaxBlocks>())...};
-}
-
-constexpr auto kTiles = all_tiles(std::make_integer_sequence<int, kMaxRows>());
 
 // Rows in tiles that are as even as can be: a nearly empty one would read the weights for nothing.
 class Tiling {
  public:
-  explicit Tiling(int64_t num_rows)
-      : num_tiles((num_rows + kMaxRows - 1) / kMaxRows),
+  Tiling(int64_t num_rows, int64_t max_rows)
+      : num_tiles((num_rows + max_rows - 1) / max_rows),
         rows_each_(num_tiles > 0 ? num_rows / num_tiles : 0),
         num_higher_(num_tiles > 0 ? num_rows % num_tiles : 0) {}
 
@@ -81,44 +87,122 @@ class Tiling {
     return tile * rows_each_ + std::min(tile, num_higher_);
   }
 
-  int64_t blocks_each() const { return blocks_of(rows_of(0)); }
-
  private:
   const int64_t rows_each_;
   const int64_t num_higher_;
 };
 
-// input [rows, in_features] -> tile by tile, what Layer wants
-at::Tensor lay_out(const at::Tensor& input, const Tiling& tiling, int64_t num_pairs) {
-  if (kRowsLieAsTheyAre && input.numel() == 2 * num_pairs) return input;
-  at::Tensor tiles = at::empty({input.numel() / 2 * static_cast<int64_t>(sizeof(Pair))}, at::kByte);
-  const auto* rows = reinterpret_cast<const int32_t*>(input.const_data_ptr<BFloat16>());
-  auto* target = static_cast<Pair*>(tiles.mutable_data_ptr());
-  const int64_t tiles_per_thread = 1 + kInputsPerThread / (2 * num_pairs * kMaxRows);
-  at::parallel_for(0, tiling.num_tiles, tiles_per_thread, [&](int64_t begin, int64_t end) {
-    for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t start = tiling.first_row_of(tile) * num_pairs;
-      lay_out_tile(rows + start, tiling.rows_of(tile), num_pairs, target + start);
-    }
-  });
-  return tiles;
-}
+// Layers of one input.
+template <typename Tile>
+class Products {
+ public:
+  using Number = typename Tile::Number;
+  using Step = typename Tile::Step;
+  using OfLayer = typename Tile::OfLayer;
 
-// The blocks [begin, end) of outputs, for all rows: one thread's share.
-void multiply_blocks(const Layer<Pair>& layer, const Tiling& tiling, int64_t begin, int64_t end) {
-  const int64_t blocks_each = tiling.blocks_each();
-  for (int64_t block = begin; block < end; block += blocks_each) {
-    const int64_t num_blocks = std::min(blocks_each, end - block);
-    const int64_t next = block + num_blocks;
-    const int64_t size = std::min(blocks_each, end - next) * layer.block_size();
-    const int64_t num_lines = size * sizeof(BFloat16) > kFetchedBytes ? 0 : size / kLine;
-    for (int64_t tile = 0; tile < tiling.num_tiles; ++tile) {
-      const int64_t first_line = num_lines * tile / tiling.num_tiles;
-      const int64_t last_line = num_lines * (tile + 1) / tiling.num_tiles;
-      const Fetch meanwhile(layer.weight + next * layer.block_size() + first_line * kLine,
-                            last_line - first_line, layer.num_pairs());
-      kTiles[tiling.rows_of(tile) - 1][num_blocks - 1](layer, tiling.first_row_of(tile), block, meanwhile);
+  // input [rows, in_features]
+  Products(const at::Tensor& input, int64_t num_rows)
+      : tiling_(num_rows, Tile::kMaxRows), in_features_(input.size(-1)), inputs_(lay_out(input)) {}
+
+  // output [rows, out_features]
+  void add(const at::Tensor& weight, const std::optional<at::Tensor>& bias, at::Tensor& output) {
+    TORCH_CHECK(weight.is_contiguous() && weight.size(1) * weight.size(3) == in_features_,
+                "the input does not fit the weight");
+    layers_.push_back({static_cast<const Step*>(inputs_.const_data_ptr()),
+                       weight.const_data_ptr<Number>(), bias ? bias->const_data_ptr<float>() : nullptr,
+                       output.mutable_data_ptr<Number>(), in_features_, output.size(-1)});
+  }
+
+  void make() const {
+    if (tiling_.num_tiles == 0) return;
+    int64_t num_blocks = 0;
+    for (const OfLayer& layer : layers_) num_blocks += layer.num_blocks();
+    const int64_t blocks_per_thread = std::max<int64_t>(1, kWorkPerThread / (in_features_ * kWidth));
+    at::parallel_for(0, num_blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
+      for (const OfLayer& layer : layers_) {
+        const int64_t last = std::min(end, layer.num_blocks());
+        if (begin < last) multiply_blocks(layer, begin, last);
+        begin = std::max<int64_t>(0, begin - layer.num_blocks());
+        end -= layer.num_blocks();
+      }
+    });
+  }
+
+ private:
+  using Multiply = void (*)(const OfLayer&, int64_t, int64_t, Fetch);
+  using OfRows = std::array<Multiply, kMaxBlocks>;
+
+  template <int Rows, int... Blocks>
+  static constexpr OfRows of_rows(std::integer_sequence<int, Blocks...>) {
+    return {(Blocks < Tile::blocks_of(Rows) ? Tile::template multiply<Rows, Blocks + 1> : nullptr)...};
+  }
+
+  template <int... Rows>
+  static constexpr auto of_all_rows(std::integer_sequence<int, Rows...>) {
+    return std::array<OfRows, sizeof...(Rows)>{
+        of_rows<Rows + 1>(std::make_integer_sequence<int, kMaxBlocks>())...};
+  }
+
+  // -> tile by tile, what Layer wants
+  at::Tensor lay_out(const at::Tensor& input) const {
+    if (Tile::kRowsLieAsTheyAre && input.numel() == in_features_) return input;
+    const int64_t num_steps = in_features_ / OfLayer::kInputsPerStep;
+    const int64_t num_all = input.numel() / OfLayer::kInputsPerStep;
+    at::Tensor tiles = at::empty({num_all * static_cast<int64_t>(sizeof(Step))}, at::kByte);
+    const Number* rows = input.const_data_ptr<Number>();
+    auto* target = static_cast<Step*>(tiles.mutable_data_ptr());
+    const int64_t tiles_per_thread = 1 + kInputsPerThread / (in_features_ * Tile::kMaxRows);
+    at::parallel_for(0, tiling_.num_tiles, tiles_per_thread, [&](int64_t begin, int64_t end) {
+      for (int64_t tile = begin; tile < end; ++tile) {
+        const int64_t first = tiling_.first_row_of(tile);
+        Tile::lay_out(rows + first * in_features_, tiling_.rows_of(tile), num_steps,
+                      target + first * num_steps);
+      }
+    });
+    return tiles;
+  }
+
+  // The blocks [begin, end) of outputs, for all rows: one thread's share.
+  void multiply_blocks(const OfLayer& layer, int64_t begin, int64_t end) const {
+    static constexpr auto kOfRows = of_all_rows(std::make_integer_sequence<int, Tile::kMaxRows>());
+    const int64_t blocks_each = Tile::blocks_of(tiling_.rows_of(0));
+    for (int64_t block = begin; block < end; block += blocks_each) {
+      const int64_t num_blocks = std::min(blocks_each, end - block);
+      const int64_t next = block + num_blocks;
+      int64_t num_lines = std::min(blocks_each, end - next) * layer.num_steps();
+      if (num_lines * kLineBytes > kFetchedBytes) num_lines = 0;
+      for (int64_t tile = 0; tile < tiling_.num_tiles; ++tile) {
+        const int64_t first_line = num_lines * tile / tiling_.num_tiles;
+        const int64_t last_line = num_lines * (tile + 1) / tiling_.num_tiles;
+        const Fetch meanwhile(layer.line(next, first_line), last_line - first_line, layer.num_steps());
+        kOfRows[tiling_.rows_of(tile) - 1][num_blocks - 1](layer, tiling_.first_row_of(tile), block,
+                                                           meanwhile);
+      }
     }
+  }
+
+  const Tiling tiling_;
+  const int64_t in_features_;
+  const at::Tensor inputs_;
+  std::vector<OfLayer> layers_;
+};
+
+template <typename Tile>
+std::vector<at::Tensor> multiply(const at::Tensor& input, at::TensorList weights,
+                                 const OptionalTensors& biases, at::IntArrayRef out_features) {
+  if constexpr (std::is_void_v<Tile>) {
+    TORCH_CHECK(false, "this machine does not stream such weights");
+  } else {
+    Products<Tile> products(input, input.numel() / input.size(-1));
+    auto shape = input.sizes().vec();
+    std::vector<at::Tensor> outputs;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      shape.back() = out_features[i];
+      outputs.push_back(at::empty(shape, input.options()));
+      products.add(weights[i], biases[i], outputs.back());
+    }
+    products.make();
+    return outputs;
   }
 }
 
@@ -126,51 +210,12 @@ void multiply_blocks(const Layer<Pair>& layer, const Tiling& tiling, int64_t beg
 std::vector<at::Tensor> streamed_linears(const at::Tensor& any_input, at::TensorList weights,
                                          const OptionalTensors& biases, at::IntArrayRef out_features) {
   const at::Tensor input = any_input.contiguous();
-  const int64_t in_features = input.size(-1);
-  TORCH_CHECK(input.scalar_type() == at::kBFloat16, "only bfloat16");
-  const Tiling tiling(input.numel() / in_features);
-  const at::Tensor tiles = lay_out(input, tiling, in_features / 2);
-  auto shape = input.sizes().vec();
-  std::vector<at::Tensor> outputs;
-  std::vector<Layer<Pair>> layers;
-  int64_t num_blocks = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    TORCH_CHECK(weights[i].is_contiguous() && weights[i].size(1) * 2 == in_features,
-                "the input does not fit the weight");
-    shape.back() = out_features[i];
-    outputs.push_back(at::empty(shape, input.options()));
-    const std::optional<at::Tensor> bias = biases[i];
-    layers.push_back({static_cast<const Pair*>(tiles.const_data_ptr()),
-                      weights[i].const_data_ptr<BFloat16>(),
-                      bias ? bias->const_data_ptr<float>() : nullptr,
-                      outputs.back().mutable_data_ptr<BFloat16>(), in_features, out_features[i]});
-    num_blocks += layers.back().num_blocks();
+  if (input.scalar_type() == at::kBFloat16) {
+    return multiply<TileOfBf16>(input, weights, biases, out_features);
   }
-  if (tiling.num_tiles == 0) return outputs;
-  const int64_t blocks_per_thread = std::max<int64_t>(1, kWorkPerThread / (in_features * kWidth));
-  at::parallel_for(0, num_blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
-    for (const Layer<Pair>& layer : layers) {
-      const int64_t last = std::min(end, layer.num_blocks());
-      if (begin < last) multiply_blocks(layer, tiling, begin, last);
-      begin = std::max<int64_t>(0, begin - layer.num_blocks());
-      end -= layer.num_blocks();
-    }
-  });
-  return outputs;
+  TORCH_CHECK(input.scalar_type() == at::kFloat, "only float32 and bfloat16");
+  return multiply<TileOfFp32>(input, weights, biases, out_features);
 }
-
-bool streams_linear() { return true; }
-
-#else
-
-std::vector<at::Tensor> streamed_linears(const at::Tensor&, at::TensorList, const OptionalTensors&,
-                                         at::IntArrayRef) {
-  TORCH_CHECK(false, "this machine does not stream weights");
-}
-
-bool streams_linear() { return false; }
-
-#endif
 
 at::Tensor streamed_linear(const at::Tensor& input, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, int64_t out_features) {
@@ -180,7 +225,7 @@ at::Tensor streamed_linear(const at::Tensor& input, const at::Tensor& weight,
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tandem, m) {
-  m.def("streams_linear() -> bool", streams_linear);
+  m.def("streams_linear(ScalarType dtype) -> bool", streams_linear);
   m.def("stream_weight(Tensor weight) -> Tensor");
   m.def("streamed_linear(Tensor input, Tensor weight, Tensor? bias, int out_features) -> Tensor");
   m.def(

@@ -53,7 +53,8 @@ def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") ->
     """
     model = load_model(name, dtype=dtype, device=device)
     is_small_bf16 = model.dtype == torch.bfloat16 and model.num_weight_bytes < SMALL_MODEL_BYTES
-    if dtype == "auto" and is_small_bf16 and model.device.type == "cpu" and not has_streams():
+    is_slow = model.device.type == "cpu" and not has_streams(torch.bfloat16)
+    if dtype == "auto" and is_small_bf16 and is_slow:
         return load_model(name, dtype="float32", device=device)
     return model
 
