@@ -96,11 +96,11 @@ class CompiledStep:
     def __init__(self, path: Path, model: Model) -> None:
         """Load it; raises RuntimeError."""
         package = torch._inductor.aoti_load_package(str(path))
-        tensors = _tensors_of(model)
+        weights = _weights_of(model)
         names = package.get_constant_fqns()
-        if missing := set(names) - set(tensors):
+        if missing := set(names) - set(weights):
             raise RuntimeError(f"the compiled forward wants weights {sorted(missing)[:3]}")
-        self._weights = {name: tensors[name] for name in names}  # the loader does not keep them
+        self._weights = {name: weights[name] for name in names}  # the loader does not keep them
         package.load_constants(self._weights, check_full_update=True, user_managed=True)
         self._run = package.loader.boxed_run
 
@@ -156,12 +156,12 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     shape = {
         **asdict(spec),
         "model": config,  # the configuration, not the name: no weights
-        "tensors": sorted(_tensors_of(model)),  # how weights are laid out for this machine
+        "weights": sorted(_weights_of(model)),  # how weights are laid out for this machine
     }
     return [json.dumps(shape, sort_keys=True, default=str), transformers.__version__, *own]
 
 
-def _tensors_of(model: Model) -> dict[str, Tensor]:
+def _weights_of(model: Model) -> dict[str, Tensor]:
     """The weights by the names that a compiled forward has for them."""
     module = StepModule(model.module, ())
     return {

@@ -283,16 +283,19 @@ def served_options(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_gammas_take_turns_on_one_app(app: ScriptedServer, tmp_path: Path) -> None:
-    options = BenchOptions(
+def bench_options(tmp_path: Path, *, repeats: int) -> BenchOptions:
+    return BenchOptions(
         **served_options(tmp_path),
         texts=("easy",),
         temperatures=(0.0,),
         concurrencies=(2,),
-        repeats=2,
+        repeats=repeats,
         with_baselines=False,
     )
-    result = run_bench(options)
+
+
+def test_gammas_take_turns_on_one_app(app: ScriptedServer, tmp_path: Path) -> None:
+    result = run_bench(bench_options(tmp_path, repeats=2))
     assert app.gammas == [0, 4, "dynamic"] * 3  # the first to warm up
     assert [row.setting.gamma for row in result.rows] == [0, 4, "dynamic"]
     assert [row.rounds is not None for row in result.rows] == [True] * 3
@@ -316,16 +319,8 @@ def test_what_an_interruption_leaves_is_every_complete_repeat(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "set_gamma", interrupt_the_second_repeat)
-    options = BenchOptions(
-        **served_options(tmp_path),
-        texts=("easy",),
-        temperatures=(0.0,),
-        concurrencies=(2,),
-        repeats=3,
-        with_baselines=False,
-    )
     with pytest.raises(KeyboardInterrupt):
-        run_bench(options)
+        run_bench(bench_options(tmp_path, repeats=3))
     report = json.loads((tmp_path / "bench.json").read_text())
     assert report["num_repeats"] == 1
     assert [row["setting"]["gamma"] for row in report["rows"]] == [0, 4, "dynamic"]

@@ -60,12 +60,12 @@ def test_logits_are_the_models_own(family: str, dtype: str, tmp_path: Path) -> N
 
 
 @needs_compiler
-@pytest.mark.skipif(
-    not has_streams(torch.bfloat16), reason="needs bf16 products that do not know the batch"
-)
-def test_compiled_bf16_logits_are_the_same_in_any_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "dtype"), KINDS)
+def test_compiled_logits_are_the_same_in_any_batch(family: str, dtype: str, tmp_path: Path) -> None:
     """A sequence's first token, alone and in steps of more tokens and sequences: bit for bit."""
-    model = make_model(tmp_path, "gemma2", "bfloat16")
+    model = make_model(tmp_path, family, dtype)
+    if not has_streams(model.dtype):
+        pytest.skip("needs products that do not know the batch")
     step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
     assert step is not None
     first_rows = [
@@ -128,13 +128,10 @@ def test_a_forward_of_weights_laid_out_otherwise_is_not_taken(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.touch())
-    compiled_step.obtain(
-        make_model(tmp_path / "model", dtype="bfloat16"), block_size=BLOCK_SIZE, num_threads=1
-    )
-    monkeypatch.setattr(packed_linear, "has_streams", lambda _: False)
-    compiled_step.obtain(
-        make_model(tmp_path / "model", dtype="bfloat16"), block_size=BLOCK_SIZE, num_threads=1
-    )
+    for streams in (True, False):
+        monkeypatch.setattr(packed_linear, "has_streams", lambda _, streams=streams: streams)
+        model = make_model(tmp_path / "model", dtype="bfloat16")
+        compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
     assert len(list(empty_cache.rglob("forward-*.pt2"))) == 2
 
 

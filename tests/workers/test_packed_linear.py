@@ -12,7 +12,7 @@ from workers.packed_linear import PackedLinear, StreamedLinear, pack_linears
 needs_kernels = pytest.mark.skipif(
     not packed_linear.has_kernels(), reason="no packed bf16 products on this CPU"
 )
-# half a unit in the last place of what products are rounded to; and what fp32 sums lose
+# relative: half a unit in bf16's last place, or what fp32 sums lose; absolute: what those lose
 PRECISIONS = {torch.bfloat16: (2**-8, 1e-4), torch.float32: (1e-5, 1e-4)}
 of_streamed_dtypes = pytest.mark.parametrize(
     "dtype",

@@ -100,11 +100,13 @@ class Products {
   using Step = typename Tile::Step;
   using OfLayer = typename Tile::OfLayer;
 
-  // input [rows, in_features]
-  Products(const at::Tensor& input, int64_t num_rows)
-      : tiling_(num_rows, Tile::kMaxRows), in_features_(input.size(-1)), inputs_(lay_out(input)) {}
+  // input [..., in_features]
+  explicit Products(const at::Tensor& input)
+      : tiling_(input.numel() / input.size(-1), Tile::kMaxRows),
+        in_features_(input.size(-1)),
+        inputs_(lay_out(input)) {}
 
-  // output [rows, out_features]
+  // output [..., out_features]
   void add(const at::Tensor& weight, const std::optional<at::Tensor>& bias, at::Tensor& output) {
     TORCH_CHECK(weight.is_contiguous() && weight.size(1) * weight.size(3) == in_features_,
                 "the input does not fit the weight");
@@ -193,7 +195,7 @@ std::vector<at::Tensor> multiply(const at::Tensor& input, at::TensorList weights
   if constexpr (std::is_void_v<Tile>) {
     TORCH_CHECK(false, "this machine does not stream such weights");
   } else {
-    Products<Tile> products(input, input.numel() / input.size(-1));
+    Products<Tile> products(input);
     auto shape = input.sizes().vec();
     std::vector<at::Tensor> outputs;
     for (size_t i = 0; i < weights.size(); ++i) {

@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-// More would go through memory at every step.
+// Vectors wider than a register would be kept in memory.
 #ifdef __AVX512F__
 constexpr int kLanes = 16;
 #else
@@ -23,7 +23,7 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
-// Memory that starts with a cache line: a vector that lies across two takes the time of both.
+// Memory where vectors lie within cache lines: one that lies across two takes the time of both.
 template <typename T>
 struct LineAllocator {
   using value_type = T;
