@@ -126,7 +126,7 @@ def generate_continuations(
     for index in tqdm(range(NUM_CONTINUATION_BATCHES), desc="continuations"):
         starts = rng.integers(len(tokens) - NUM_PROMPT_TOKENS, size=CONTINUATION_BATCH_SIZE)
         prompts = np.stack([tokens[s : s + NUM_PROMPT_TOKENS] for s in starts])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with training.autocast():
             output = _generate(
                 target,
                 torch.from_numpy(prompts),

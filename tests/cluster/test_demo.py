@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from cluster.demo import bundled
@@ -17,6 +18,7 @@ from cluster.demo.corpus import (
 )
 from cluster.demo.grow import GrownSize, grow, grow_to_folder
 from cluster.demo.pair import train_pair
+from cluster.demo.training import text_loss
 from workers.errors import ConfigError
 
 MIB = 1024**2
@@ -134,6 +136,18 @@ class TestCorpus:
         tokens = encode_documents(tokenizers[0], few, seed=1)
         assert np.array_equal(tokens, encode_documents(tokenizers[1], few, seed=1))
         assert (tokens == 0).sum() == len(few)
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_products_are_in_bf16_only_where_there_are_kernels(
+    has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere each takes many times what it takes in fp32."""
+    monkeypatch.setattr("cluster.demo.training.has_kernels", lambda: has_kernels)
+    model = LlamaForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+    tokens = torch.arange(1, 9)[None]
+    expected = F.cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:])
+    assert (text_loss(model, tokens) == expected) != has_kernels
 
 
 def test_training_runs_end_to_end(
