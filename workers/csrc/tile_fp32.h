@@ -41,16 +41,18 @@ struct Fp32Tile {
     }
     for (int64_t step = 0; step < layer.num_steps(); ++step) {
       next.fetch(step);
-      Words lines[Blocks][kParts];
+      const Number* lines[Blocks];
       for (int block = 0; block < Blocks; ++block) {
-        const Number* line = layer.line(first_block + block, step);
-        __builtin_prefetch(line + kLinesAhead * OfLayer::kLine);
-        for (int part = 0; part < kParts; ++part) {
-          lines[block][part] = load_as<Words>(line + part * kInputs * kLanes);
-        }
+        lines[block] = layer.line(first_block + block, step);
+        __builtin_prefetch(lines[block] + kLinesAhead * OfLayer::kLine);
       }
       add_products<0>(lines, inputs + step * Rows, sums);
-      if constexpr (kInputs > 1) add_products<1>(lines, inputs + step * Rows, sums);
+      if constexpr (kInputs > 1) {
+        // To the compiler these are others now, so it reads them again: if it kept what it read, some
+        // of the sums of six rows would be kept in memory.
+        for (const Number*& line : lines) asm("" : "+r"(line));
+        add_products<1>(lines, inputs + step * Rows, sums);
+      }
     }
     for (int block = 0; block < Blocks; ++block) {
       const int64_t column = (first_block + block) * kWidth;
@@ -80,22 +82,29 @@ struct Fp32Tile {
 
   // Products with one input of each row. Inlined: all is in registers.
   template <int Input, int Rows, int Blocks>
-  [[gnu::always_inline]] static void add_products(const Words (&lines)[Blocks][kParts],
+  [[gnu::always_inline]] static void add_products(const Number* const (&lines)[Blocks],
                                                   const Step* inputs,
                                                   Floats (&sums)[Rows][Blocks][kParts]) {
+    Floats weights[Blocks][kParts];
+    for (int block = 0; block < Blocks; ++block) {
+      for (int part = 0; part < kParts; ++part) {
+        weights[block][part] = weights_of<Input>(lines[block] + part * kInputs * kLanes);
+      }
+    }
     for (int row = 0; row < Rows; ++row) {
       for (int block = 0; block < Blocks; ++block) {
         for (int part = 0; part < kParts; ++part) {
-          sums[row][block][part] += weights_of<Input>(lines[block][part]) * inputs[row][Input];
+          sums[row][block][part] += weights[block][part] * inputs[row][Input];
         }
       }
     }
   }
 
   template <int Input>
-  static Floats weights_of(Words line) {
-    if constexpr (!kIsBf16) return reinterpret_cast<Floats>(line);
-    return reinterpret_cast<Floats>(Input == 0 ? line << 16 : line & 0xffff0000u);
+  static Floats weights_of(const Number* line) {
+    const auto words = load_as<Words>(line);
+    if constexpr (!kIsBf16) return reinterpret_cast<Floats>(words);
+    return reinterpret_cast<Floats>(Input == 0 ? words << 16 : words & 0xffff0000u);
   }
 
   static void store_block(const Floats* sums, const float* bias, int64_t width, Number* output) {
