@@ -6,7 +6,6 @@
 // query's result depends on its own sequence only, not on the batch.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "attention_chunk.h"
+#include "shares.h"
 
 namespace {
 
@@ -282,12 +282,16 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
             const Rule& rule) {
   const Cache<T> cache{keys.const_data_ptr<T>(), values.const_data_ptr<T>(), shape.key_dim,
                        shape.value_dim};
-  at::parallel_for(0, tasks.size(), 1, [&](int64_t begin, int64_t end) {
+  const auto num_tasks = static_cast<int64_t>(tasks.size());
+  const int64_t num_threads = std::min<int64_t>(num_tasks, at::get_num_threads());
+  share_out(num_tasks, num_threads, [&](Shares& shares) {
     auto& scratch = scratch_of_thread<typename Attention<T>::Chunk>();
-    for (int64_t i = begin; i < end; ++i) {
-      Attention<T>(query.const_data_ptr<T>(), cache, output.data_ptr<T>(), shape, rule, tasks[i],
-                   scratch)
-          .run();
+    for (Share share = shares.take(); !share.is_empty(); share = shares.take()) {
+      for (int64_t i = share.begin; i < share.end; ++i) {
+        Attention<T>(query.const_data_ptr<T>(), cache, output.data_ptr<T>(), shape, rule, tasks[i],
+                     scratch)
+            .run();
+      }
     }
   });
 }

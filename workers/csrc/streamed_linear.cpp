@@ -7,7 +7,6 @@
 // result does not depend on how many rows there are.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "shares.h"
 #include "streamed_layer.h"
 
 #if defined(__AVX2__) && defined(__FMA__)
@@ -117,15 +117,18 @@ class Products {
 
   void make() const {
     if (tiling_.num_tiles == 0) return;
-    int64_t num_blocks = 0;
-    for (const OfLayer& layer : layers_) num_blocks += layer.num_blocks();
-    const int64_t blocks_per_thread = std::max<int64_t>(1, kWorkPerThread / (in_features_ * kWidth));
-    at::parallel_for(0, num_blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
-      for (const OfLayer& layer : layers_) {
-        const int64_t last = std::min(end, layer.num_blocks());
-        if (begin < last) multiply_blocks(layer, begin, last);
-        begin = std::max<int64_t>(0, begin - layer.num_blocks());
-        end -= layer.num_blocks();
+    int64_t num_blocks = 0, num_groups = 0;
+    for (const OfLayer& layer : layers_) {
+      num_blocks += layer.num_blocks();
+      num_groups += num_groups_of(layer);
+    }
+    const int64_t most = std::max<int64_t>(1, num_blocks * in_features_ * kWidth / kWorkPerThread);
+    const int64_t num_threads = std::min<int64_t>(most, at::get_num_threads());
+    share_out(num_groups, num_threads, [&](Shares& shares) {
+      for (Share left = shares.take(); !left.is_empty();) {
+        const Group group = find_group(left.begin++);
+        if (left.is_empty()) left = shares.take();  // now, for its weights to be fetched meanwhile
+        multiply_group(group, left.is_empty() ? Group{} : find_group(left.begin));
       }
     });
   }
@@ -164,22 +167,40 @@ class Products {
     return tiles;
   }
 
-  // The blocks [begin, end) of outputs, for all rows: one thread's share.
-  void multiply_blocks(const OfLayer& layer, int64_t begin, int64_t end) const {
+  // Blocks of outputs that a tile has at a time.
+  struct Group {
+    const OfLayer* layer = nullptr;
+    int64_t first_block = 0;
+    int64_t num_blocks = 0;
+
+    int64_t num_lines() const { return num_blocks == 0 ? 0 : num_blocks * layer->num_steps(); }
+  };
+
+  int64_t blocks_each() const { return Tile::blocks_of(tiling_.rows_of(0)); }
+
+  int64_t num_groups_of(const OfLayer& layer) const {
+    return (layer.num_blocks() + blocks_each() - 1) / blocks_each();
+  }
+
+  // Groups are counted through all layers.
+  Group find_group(int64_t index) const {
+    const OfLayer* layer = layers_.data();
+    for (; index >= num_groups_of(*layer); ++layer) index -= num_groups_of(*layer);
+    const int64_t first = index * blocks_each();
+    return {layer, first, std::min(blocks_each(), layer->num_blocks() - first)};
+  }
+
+  // For all rows, fetching the next group's weights.
+  void multiply_group(const Group& group, const Group& next) const {
     static constexpr auto kOfRows = of_all_rows(std::make_integer_sequence<int, Tile::kMaxRows>());
-    const int64_t blocks_each = Tile::blocks_of(tiling_.rows_of(0));
-    for (int64_t block = begin; block < end; block += blocks_each) {
-      const int64_t num_blocks = std::min(blocks_each, end - block);
-      const int64_t next = block + num_blocks;
-      int64_t num_lines = std::min(blocks_each, end - next) * layer.num_steps();
-      if (num_lines * kLineBytes > kFetchedBytes) num_lines = 0;
-      for (int64_t tile = 0; tile < tiling_.num_tiles; ++tile) {
-        const int64_t first_line = num_lines * tile / tiling_.num_tiles;
-        const int64_t last_line = num_lines * (tile + 1) / tiling_.num_tiles;
-        const Fetch meanwhile(layer.line(next, first_line), last_line - first_line, layer.num_steps());
-        kOfRows[tiling_.rows_of(tile) - 1][num_blocks - 1](layer, tiling_.first_row_of(tile), block,
-                                                           meanwhile);
-      }
+    const int64_t num_lines = next.num_lines() * kLineBytes > kFetchedBytes ? 0 : next.num_lines();
+    for (int64_t tile = 0; tile < tiling_.num_tiles; ++tile) {
+      const int64_t first_line = num_lines * tile / tiling_.num_tiles;
+      const int64_t last_line = num_lines * (tile + 1) / tiling_.num_tiles;
+      const auto* lines = num_lines == 0 ? nullptr : next.layer->line(next.first_block, first_line);
+      const Fetch meanwhile(lines, last_line - first_line, group.layer->num_steps());
+      kOfRows[tiling_.rows_of(tile) - 1][group.num_blocks - 1](
+          *group.layer, tiling_.first_row_of(tile), group.first_block, meanwhile);
     }
   }
 
