@@ -283,8 +283,7 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
   const Cache<T> cache{keys.const_data_ptr<T>(), values.const_data_ptr<T>(), shape.key_dim,
                        shape.value_dim};
   const auto num_tasks = static_cast<int64_t>(tasks.size());
-  const int64_t num_threads = std::min<int64_t>(num_tasks, at::get_num_threads());
-  share_out(num_tasks, num_threads, [&](Shares& shares) {
+  share_out(num_tasks, num_tasks, [&](Shares& shares) {
     auto& scratch = scratch_of_thread<typename Attention<T>::Chunk>();
     for (Share share = shares.take(); !share.is_empty(); share = shares.take()) {
       for (int64_t i = share.begin; i < share.end; ++i) {

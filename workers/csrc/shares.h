@@ -36,15 +36,17 @@ class Shares {
   }
 
  private:
-  static constexpr int64_t kSharesEach = 4;  // in which a taker would be done if all were as the first
+  static constexpr int64_t kSharesEach = 4;  // of the size of the first, so many for each would be all
   const int64_t num_parts_;
   const int64_t divisor_;
   std::atomic<int64_t> next_{0};
 };
 
-// Calls work(shares) in so many threads, or fewer: each call is to take until nothing is left.
+// Calls work(shares) in all threads, but in no more than are worth it: each call is to take until nothing
+// is left.
 template <typename Work>
-void share_out(int64_t num_parts, int64_t num_takers, const Work& work) {
+void share_out(int64_t num_parts, int64_t max_takers, const Work& work) {
+  const int64_t num_takers = std::min<int64_t>(max_takers, at::get_num_threads());
   Shares shares(num_parts, num_takers);
   at::parallel_for(0, num_takers, 1, [&](int64_t, int64_t) { work(shares); });
 }

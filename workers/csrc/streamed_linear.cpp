@@ -122,9 +122,8 @@ class Products {
       num_blocks += layer.num_blocks();
       num_groups += num_groups_of(layer);
     }
-    const int64_t most = std::max<int64_t>(1, num_blocks * in_features_ * kWidth / kWorkPerThread);
-    const int64_t num_threads = std::min<int64_t>(most, at::get_num_threads());
-    share_out(num_groups, num_threads, [&](Shares& shares) {
+    const int64_t work = num_blocks * kWidth * in_features_;
+    share_out(num_groups, std::max<int64_t>(1, work / kWorkPerThread), [&](Shares& shares) {
       for (Share left = shares.take(); !left.is_empty();) {
         const Group group = find_group(left.begin++);
         if (left.is_empty()) left = shares.take();  // now, for its weights to be fetched meanwhile
