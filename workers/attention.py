@@ -10,6 +10,7 @@ Legend: N new tokens of all sequences, H query heads, K key/value heads, G = H /
 in a group: B sequences, Q queries each, C context slots each.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,31 +126,36 @@ def build_batch(
     device: torch.device,
 ) -> AttentionBatch:
     """Prepare a step for the chunks, in the order in which their tokens are flattened."""
-    slot_mapping = np.concatenate([_slots(c, block_size, start=c.cached_len) for c in chunks])
+    slot_mapping = [slot for chunk in chunks for slot in _new_slots(chunk, block_size)]
     varlen = None
     groups: tuple[AttentionGroup, ...] = ()
     output_index = None
     if any(layer.kernel is not None for layer in layers):
         varlen = _varlen_batch(chunks, device)
     if any(layer.kernel is None for layer in layers):
-        all_slots = [_slots(chunk, block_size) for chunk in chunks]
+        all_slots = [_all_slots(chunk, block_size) for chunk in chunks]
         groups, output_index = _build_groups(chunks, all_slots, device)
     return AttentionBatch(
         layers=layers,
-        slot_mapping=torch.from_numpy(slot_mapping).to(device),
+        slot_mapping=torch.tensor(slot_mapping, device=device),
         groups=groups,
         output_index=output_index,
         varlen=varlen,
     )
 
 
-def _slots(chunk: Chunk, block_size: int, *, start: int = 0) -> NDArray[np.int64]:
-    """Slots of positions [start, cached_len + num_new)."""
-    first = start // block_size
-    end = chunk.cached_len + chunk.num_new
-    blocks = np.asarray(chunk.block_table[first : -(-end // block_size)], dtype=np.int64)
-    slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
-    return slots[start - first * block_size : end - first * block_size]
+def _new_slots(chunk: Chunk, block_size: int) -> list[int]:
+    """Of the new tokens: they are few, and a list is made sooner than an array."""
+    positions = range(chunk.cached_len, chunk.cached_len + chunk.num_new)
+    return [chunk.block_table[p // block_size] * block_size + p % block_size for p in positions]
+
+
+def _all_slots(chunk: Chunk, block_size: int) -> NDArray[np.int64]:
+    """Of the whole context."""
+    num_tokens = chunk.cached_len + chunk.num_new
+    blocks = np.asarray(chunk.block_table[: -(-num_tokens // block_size)], dtype=np.int64)
+    slots = blocks[:, None] * block_size + np.arange(block_size)
+    return slots.reshape(-1)[:num_tokens]
 
 
 def _build_groups(
@@ -206,9 +212,9 @@ def _varlen_batch(chunks: Sequence[Chunk], device: torch.device) -> VarlenBatch:
     tables = np.zeros((len(chunks), max(len(c.block_table) for c in chunks)), dtype=np.int32)
     for row, chunk in zip(tables, chunks, strict=True):
         row[: len(chunk.block_table)] = chunk.block_table
-    starts = np.cumsum([0] + [chunk.num_new for chunk in chunks])
+    starts = [0, *itertools.accumulate(chunk.num_new for chunk in chunks)]
     return VarlenBatch(
-        query_starts=torch.from_numpy(starts.astype(np.int32)).to(device),
+        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
         context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
         block_table=torch.from_numpy(tables).to(device),
         max_query_len=max(chunk.num_new for chunk in chunks),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from workers import native
+from workers import huge_pages, native
 
 # The layout is chosen for products of about this many tokens: a verification's.
 TYPICAL_NUM_TOKENS = 8
@@ -32,7 +32,7 @@ class StreamedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        weight = torch.ops.tandem.stream_weight(linear.weight)
+        weight = huge_pages.moved(torch.ops.tandem.stream_weight(linear.weight))
         self.register_buffer("_weight", weight, persistent=False)
         bias = None if linear.bias is None else linear.bias.detach().float()
         self.register_buffer("_bias", bias, persistent=False)

@@ -151,6 +151,34 @@ def test_a_sequence_gets_the_same_bits_in_every_batch(dtype: torch.dtype, num_th
         assert torch.equal(one, among_others)
 
 
+@pytest.mark.parametrize("num_kv_heads", [6, 3, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_gets_the_same_bits_alone_as_among_drafts(
+    dtype: torch.dtype, num_kv_heads: int
+) -> None:
+    """Few rows are treated in another way than many."""
+    kernel = find(6, num_kv_heads, 32, 32, dtype)
+    case = Case(6, num_kv_heads, 32, 32, dtype)
+    starts = torch.tensor([0] + [new for new, _ in SEQUENCES]).cumsum(0).tolist()
+    for member, together in enumerate(case.run(kernel, RULES["plain"], ALL)):
+        num_new, context_len = SEQUENCES[member]
+        for index in range(num_new):
+            alone = kernel(
+                case.query[starts[member] + index][None],
+                case.keys,
+                case.values,
+                VarlenBatch(
+                    query_starts=torch.tensor([0, 1], dtype=torch.int32),
+                    context_lens=torch.tensor([context_len - num_new + index + 1]).int(),
+                    block_table=torch.tensor([case.tables[member]], dtype=torch.int32),
+                    max_query_len=1,
+                    max_context_len=context_len,
+                ),
+                RULES["plain"],
+            )
+            assert torch.equal(alone[0], together[index])
+
+
 def test_what_it_cannot_do_is_left_to_the_gather_path() -> None:
     shape = {"num_heads": 2, "num_kv_heads": 2, "block_size": 4}
     assert CpuKernel.find(**shape, key_dim=8, value_dim=8, dtype=torch.float16) is None

@@ -214,6 +214,44 @@ class TestProcessors:
         assert torch.equal(logits, make_logits())
 
 
+@pytest.mark.skipif(not native.load_operators(), reason="no C++ compiler on this machine")
+class TestHighest:
+    """The operators against torch's own."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 50), (4, 256), (40, 4096), (2, 100_003)])
+    def test_index_and_share_are_those_of_torch(
+        self, shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        torch.manual_seed(0)
+        scores = (3 * torch.randn(shape)).to(dtype)  # in bf16 many are equal
+        shares, indices = scores.float().softmax(-1).max(-1)
+        assert torch.equal(torch.ops.tandem.highest(scores), scores.argmax(-1))
+        found, found_shares = torch.ops.tandem.highest_and_share(scores)
+        assert torch.equal(found, scores.argmax(-1))
+        assert torch.equal(scores.gather(1, found[:, None]), scores.gather(1, indices[:, None]))
+        torch.testing.assert_close(found_shares, shares, rtol=1e-5, atol=0)
+
+    @pytest.mark.parametrize("position", [0, 1, 255, 256, 300, 511, 599])
+    def test_wherever_it_is(self, position: int) -> None:
+        scores = torch.full((1, 600), -float("inf"))
+        scores[0, position] = -1e30
+        index, share = torch.ops.tandem.highest_and_share(scores)
+        assert (index.item(), share.item()) == (position, 1.0)
+
+    def test_the_first_of_equals(self) -> None:
+        scores = torch.zeros(2, 1000)
+        scores[1, [300, 301, 999]] = 2.0
+        assert torch.ops.tandem.highest(scores).tolist() == [0, 300]
+
+    def test_rows_that_lie_apart_are_read_right(self) -> None:
+        scores = torch.randn(60, 9).T
+        assert torch.equal(torch.ops.tandem.highest(scores), scores.argmax(-1))
+
+    def test_a_token_is_there_even_if_no_score_is_a_number(self) -> None:
+        assert torch.ops.tandem.highest(torch.full((1, 600), float("nan"))).tolist() == [0]
+
+
 class TestConfidence:
     def test_greedy_confidence_is_the_probability(self) -> None:
         tokens, confidences = sample_with_confidence(

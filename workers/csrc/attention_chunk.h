@@ -1,7 +1,7 @@
-// A chunk of one head's keys and values, as a thread works on it: copied from the cache once for all
-// queries that see it, into a form that the processor multiplies fast, which stays in the first-level
-// cache. A row is one query of one of the query heads that share the key head; what comes of it does
-// not depend on the other rows.
+// A chunk of one head's keys and values, as a thread works on it: for many queries copied from the cache
+// once, into a form that the processor multiplies fast, which stays in the first-level cache. A row is
+// one query of one of the query heads that share the key head; what comes of it does not depend on the
+// other rows.
 #pragma once
 
 #include <algorithm>
@@ -40,10 +40,8 @@ struct Cache {
   const T* key(int64_t row) const { return keys + row * key_dim; }
   const T* value(int64_t row) const { return values + row * value_dim; }
 
-  [[gnu::always_inline]] void prefetch(int64_t row) const {
-    prefetch(key(row), key_dim);
-    prefetch(value(row), value_dim);
-  }
+  [[gnu::always_inline]] void prefetch_key(int64_t row) const { prefetch(key(row), key_dim); }
+  [[gnu::always_inline]] void prefetch_value(int64_t row) const { prefetch(value(row), value_dim); }
 
  private:
   // Inlined: calls are without effect to the compiler, which would drop them.
@@ -55,7 +53,7 @@ struct Cache {
 
 inline int whole(int number, int of) { return (number + of - 1) / of * of; }
 
-// In fp32.
+// In fp32. For few rows the cache is read where it is; for more, a copy in fp32 is made first.
 template <typename T>
 class FloatChunk {
  public:
@@ -74,22 +72,30 @@ class FloatChunk {
     convert_row(source, dim, target);
   }
 
-  void start(const Cache<T>& cache, float scale) {
+  void start(const Cache<T>& cache, float scale, int num_rows) {
     cache_ = cache;
     scale_ = scale;
     key_size_ = padded(cache.key_dim);
     value_size_ = padded(cache.value_dim);
+    const bool is_padded = key_size_ > cache.key_dim || value_size_ > cache.value_dim;
+    has_copy_ = num_rows > kMostInPlace || is_padded;
     keys_.resize(std::max<size_t>(keys_.size(), kChunk * key_size_));
     values_.resize(std::max<size_t>(values_.size(), kChunk * value_size_));
   }
 
   // What is treated next is on its way from memory meanwhile.
   void load(Rows rows, Rows next) {
+    rows_ = rows;
+    next_ = next;
     num_keys_ = whole(rows.count, kLanes);
+    if (!has_copy_) return;
     for (int j = 0; j < num_keys_; ++j) {
       convert_row(cache_.key(rows[j]), cache_.key_dim, &keys_[j * key_size_]);
       convert_row(cache_.value(rows[j]), cache_.value_dim, &values_[j * value_size_]);
-      if (j < next.count) cache_.prefetch(next[j]);
+      if (j < next.count) {
+        cache_.prefetch_key(next[j]);
+        cache_.prefetch_value(next[j]);
+      }
     }
   }
 
@@ -97,18 +103,19 @@ class FloatChunk {
   template <int kRows>
   void score(const float* queries, float* scores) const {
     static_assert(kRows == 2);
-    of_size(kScorePairs, key_size_)(queries, keys_.data(), num_keys_, scale_, scores);
+    (this->*of_size(kScorePairs, key_size_))(queries, scores);
   }
 
   // outputs[row] = outputs[row] * corrections[row] + weights[row] . values
   template <int kRows>
   void add(const float* weights, const float* corrections, float* outputs) const {
     static_assert(kRows == 2);
-    of_size(kAddPairs, value_size_)(weights, values_.data(), num_keys_, corrections, outputs);
+    (this->*of_size(kAddPairs, value_size_))(weights, corrections, outputs);
   }
 
  private:
   static constexpr int kPart = kLanes / 2;  // vectors of an output that are in registers at a time
+  static constexpr int kMostInPlace = 4;  // rows for which a copy would cost more than it saves
 
   // A row of the cache as floats, padded with zeros to whole vectors.
   static void convert_row(const T* source, int dim, float* target) {
@@ -119,13 +126,27 @@ class FloatChunk {
   }
 
   template <int kVectors>
-  static void score_pair(const float* queries, const float* keys, int num_keys, float scale,
-                         float* scores) {
+  void score_pair(const float* queries, float* scores) const {
     constexpr int kDim = kVectors * kLanes;
+    if (has_copy_) {
+      const float* keys = keys_.data();
+      return score_keys<kVectors>(queries, scores, [keys](int j) { return keys + j * kDim; });
+    }
+    score_keys<kVectors>(queries, scores, [&](int j) {
+      if (j < next_.count) cache_.prefetch_key(next_[j]);
+      return cache_.key(rows_[j]);
+    });
+  }
+
+  template <int kVectors, typename FindKey>
+  void score_keys(const float* queries, float* scores, FindKey find_key) const {
+    constexpr int kDim = kVectors * kLanes;
+    const int num_keys = num_keys_;
+    const float scale = scale_;  // not a member to the compiler, which a store might change
     for (int first = 0; first < num_keys; first += kLanes) {
       Floats products[2][kLanes];
       for (int j = 0; j < kLanes; ++j) {
-        const float* key = keys + (first + j) * kDim;
+        const auto* key = find_key(first + j);
         Floats sums[2] = {};
         for (int i = 0; i < kVectors; ++i) {
           const Floats part = tandem::load(key + i * kLanes);
@@ -141,39 +162,60 @@ class FloatChunk {
   }
 
   template <int kVectors>
-  static void add_pair(const float* weights, const float* values, int num_keys,
-                       const float* corrections, float* outputs) {
+  void add_pair(const float* weights, const float* corrections, float* outputs) const {
     constexpr int kDim = kVectors * kLanes;
     constexpr int kStep = kVectors % kPart == 0 ? kPart : kVectors;
-    for (int part = 0; part < kVectors; part += kStep) {
-      Floats sums[2][kStep];
-      for (int i = 0; i < kStep; ++i) {
-        sums[0][i] = tandem::load(outputs + (part + i) * kLanes) * corrections[0];
-        sums[1][i] = tandem::load(outputs + kDim + (part + i) * kLanes) * corrections[1];
-      }
-      for (int j = 0; j < num_keys; ++j) {
-        for (int i = 0; i < kStep; ++i) {
-          const Floats value = tandem::load(values + j * kDim + (part + i) * kLanes);
-          sums[0][i] += value * weights[j];
-          sums[1][i] += value * weights[kChunk + j];
-        }
-      }
-      for (int i = 0; i < kStep; ++i) {
-        store(outputs + (part + i) * kLanes, sums[0][i]);
-        store(outputs + kDim + (part + i) * kLanes, sums[1][i]);
+    for (int first = 0; first < kVectors; first += kStep) {
+      const int column = first * kLanes;
+      if (has_copy_) {
+        const float* values = values_.data() + column;
+        add_values<kDim, kStep>(weights, corrections, outputs + column,
+                                [values](int j) { return values + j * kDim; });
+      } else {
+        add_values<kDim, kStep>(weights, corrections, outputs + column, [&](int j) {
+          if (column == 0 && j < next_.count) cache_.prefetch_value(next_[j]);
+          return cache_.value(rows_[j]) + column;
+        });
       }
     }
   }
 
+  template <int kDim, int kStep, typename FindValue>
+  void add_values(const float* weights, const float* corrections, float* outputs,
+                  FindValue find_value) const {
+    Floats sums[2][kStep];
+    for (int i = 0; i < kStep; ++i) {
+      sums[0][i] = tandem::load(outputs + i * kLanes) * corrections[0];
+      sums[1][i] = tandem::load(outputs + kDim + i * kLanes) * corrections[1];
+    }
+    const int num_keys = num_keys_;
+    for (int j = 0; j < num_keys; ++j) {
+      const auto* value = find_value(j);
+      for (int i = 0; i < kStep; ++i) {
+        const Floats part = tandem::load(value + i * kLanes);
+        sums[0][i] += part * weights[j];
+        sums[1][i] += part * weights[kChunk + j];
+      }
+    }
+    for (int i = 0; i < kStep; ++i) {
+      store(outputs + i * kLanes, sums[0][i]);
+      store(outputs + kDim + i * kLanes, sums[1][i]);
+    }
+  }
+
   // By the number of vectors in a row; `padded` allows no others.
-  static constexpr decltype(&score_pair<1>) kScorePairs[] = {
-      score_pair<1>, score_pair<2>, score_pair<3>, score_pair<4>,
-      score_pair<5>, score_pair<6>, score_pair<7>, score_pair<8>,
-      score_pair<16>, score_pair<32>};
-  static constexpr decltype(&add_pair<1>) kAddPairs[] = {
-      add_pair<1>, add_pair<2>, add_pair<3>, add_pair<4>,
-      add_pair<5>, add_pair<6>, add_pair<7>, add_pair<8>,
-      add_pair<16>, add_pair<32>};
+  using ScorePair = void (FloatChunk::*)(const float*, float*) const;
+  using AddPair = void (FloatChunk::*)(const float*, const float*, float*) const;
+  static constexpr ScorePair kScorePairs[] = {
+      &FloatChunk::score_pair<1>, &FloatChunk::score_pair<2>,  &FloatChunk::score_pair<3>,
+      &FloatChunk::score_pair<4>, &FloatChunk::score_pair<5>,  &FloatChunk::score_pair<6>,
+      &FloatChunk::score_pair<7>, &FloatChunk::score_pair<8>,  &FloatChunk::score_pair<16>,
+      &FloatChunk::score_pair<32>};
+  static constexpr AddPair kAddPairs[] = {
+      &FloatChunk::add_pair<1>, &FloatChunk::add_pair<2>,  &FloatChunk::add_pair<3>,
+      &FloatChunk::add_pair<4>, &FloatChunk::add_pair<5>,  &FloatChunk::add_pair<6>,
+      &FloatChunk::add_pair<7>, &FloatChunk::add_pair<8>,  &FloatChunk::add_pair<16>,
+      &FloatChunk::add_pair<32>};
 
   template <typename Function, size_t kCount>
   static Function of_size(const Function (&functions)[kCount], int size) {
@@ -182,9 +224,11 @@ class FloatChunk {
   }
 
   Cache<T> cache_;
+  Rows rows_, next_;
   float scale_;
   int num_keys_, key_size_, value_size_;
-  Buffer<float> keys_, values_;  // [kChunk, size]
+  bool has_copy_;
+  Buffer<float> keys_, values_;  // the copy: [kChunk, size]
 };
 
 #ifdef TANDEM_PAIRS
@@ -216,7 +260,7 @@ class PairChunk {
     }
   }
 
-  void start(const Cache<c10::BFloat16>& cache, float scale) {
+  void start(const Cache<c10::BFloat16>& cache, float scale, int /*num_rows*/) {
     cache_ = cache;
     scale_ = scale;
     num_pairs_ = query_size(cache.key_dim);
@@ -231,7 +275,10 @@ class PairChunk {
       load_keys(rows, group * kLanes);
       load_values(rows, group * kLanes);
       if (group * kLanes < next.count) {
-        for (int j = 0; j < kLanes; ++j) cache_.prefetch(next[group * kLanes + j]);
+        for (int j = 0; j < kLanes; ++j) {
+          cache_.prefetch_key(next[group * kLanes + j]);
+          cache_.prefetch_value(next[group * kLanes + j]);
+        }
       }
     }
   }

@@ -138,7 +138,7 @@ class Attention {
 
   void run() {
     scratch_.grow(shape_, task_.num_kv_heads * row_stride_);
-    scratch_.chunk.start(cache_, rule_.scale);
+    scratch_.chunk.start(cache_, rule_.scale, num_rows_);
     load_queries();
     const int64_t end = first_position_ + task_.tile_len;  // what the tile's last query sees
     int64_t start = 0;
