@@ -1,7 +1,8 @@
 """What router and worker say to each other on a stream, and how it is written down.
 
-A message is a frame: four bytes of length, then JSON of a boundary type. JSON is what pydantic can
-check, and reads faster than pickle here; unpickling what a port receives would be running it.
+A message is a frame: four bytes of length, then JSON of a boundary type, without what is as it is by
+default. JSON is what pydantic can check, and reads faster than pickle here; unpickling what a port
+receives would be running it.
 
 The router opens the stream and says the worker's token first. From then on it sends Calls, in any
 number at a time, and gets an Answer to each that asks for work.
@@ -69,14 +70,14 @@ class Codec(Generic[RequestT, ResultT]):
         self._answer: TypeAdapter[Answer[ResultT]] = TypeAdapter(_of(Answer, result))
 
     def encode_call(self, call: Call[RequestT]) -> bytes:
-        return frame(self._call.dump_json(call))
+        return frame(self._call.dump_json(call, exclude_defaults=True))
 
     def decode_call(self, payload: bytes) -> Call[RequestT]:
         """Raises ValueError."""
         return self._call.validate_json(payload)
 
     def encode_answer(self, answer: Answer[ResultT]) -> bytes:
-        return frame(self._answer.dump_json(answer))
+        return frame(self._answer.dump_json(answer, exclude_defaults=True))
 
     def decode_answer(self, payload: bytes) -> Answer[ResultT]:
         """Raises ValueError."""
