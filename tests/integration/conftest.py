@@ -86,7 +86,8 @@ def ports() -> Iterator[Served]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         _metrics_export_port=served.metrics_port,
-        _system_config={"metrics_report_interval_ms": METRICS_REPORT_MS},
+        # of the usual priority, as are the tests that run meanwhile in the other process
+        _system_config={"metrics_report_interval_ms": METRICS_REPORT_MS, "worker_niceness": 0},
         namespace="serve",
     )
     yield served
