@@ -206,10 +206,9 @@ def gumbel_noise(
     """Standard Gumbel noise, keyed by (seed, position, token id).  # [num_rows, vocab] fp32"""
     keys = row_keys(seeds, positions, device)
     if keys.device.type == "cpu" and native.load_operators():
-        uniform: Tensor = torch.ops.tandem.uniform_noise(keys, vocab_size)
-    else:
-        uniform = uniform_noise(keys, vocab_size)
-    return -((-uniform.log()).log()).to(torch.float32)
+        noise: Tensor = torch.ops.tandem.gumbel_noise(keys, vocab_size)
+        return noise
+    return gumbel_of(uniform_noise(keys, vocab_size))
 
 
 def row_keys(
@@ -229,6 +228,11 @@ def uniform_noise(keys: Tensor, vocab_size: int) -> Tensor:
     token_ids = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
     bits = _mix_32(_mix_32((token_ids ^ keys[:, :1]) & _MASK_32) ^ keys[:, 1:])
     return (bits.to(torch.float64) + 0.5) * 2.0**-32
+
+
+def gumbel_of(uniform: Tensor) -> Tensor:
+    """Of uniform numbers in fp64.  # any shape, fp32"""
+    return -((-uniform.log()).log()).to(torch.float32)
 
 
 def _mix_32(bits: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 chi-square."""
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from workers import native
 from workers.sampling import (
     SamplingRow,
     gumbel_noise,
+    gumbel_of,
     perturbed_scores,
     process_logits,
     row_keys,
@@ -55,31 +55,21 @@ def mix_32(bits: int) -> int:
     return bits ^ (bits >> 16)
 
 
-def plain_bits(keys: Tensor, vocab_size: int) -> Tensor:
+def noise_bits(keys: Tensor, vocab_size: int) -> Tensor:
     return (uniform_noise(keys, vocab_size) * 2.0**32 - 0.5).long()
 
 
-def native_bits(keys: Tensor, vocab_size: int) -> Tensor:
-    if not native.load_operators():
-        pytest.skip("no C++ compiler on this machine")
-    return (torch.ops.tandem.uniform_noise(keys, vocab_size) * 2.0**32 - 0.5).long()
-
-
 class TestNoise:
-    @pytest.mark.parametrize("noise_bits", [plain_bits, native_bits])
     @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 - 1])
     @pytest.mark.parametrize("position", [0, 5, 100_000])
-    def test_bits_equal_the_definition_in_exact_integers(
-        self, seed: int, position: int, noise_bits: Callable[[Tensor, int], Tensor]
-    ) -> None:
+    def test_bits_equal_the_definition_in_exact_integers(self, seed: int, position: int) -> None:
         state = split_mix_64(split_mix_64(seed) ^ position)
         low, high = state % 2**32, state >> 32
         expected = [mix_32(mix_32(token ^ low) ^ high) for token in range(300)]
         bits = noise_bits(row_keys([5, seed], [1, position]), 300)
         assert bits[1].tolist() == expected
 
-    @pytest.mark.parametrize("noise_bits", [plain_bits, native_bits])
-    def test_bits_never_change(self, noise_bits: Callable[[Tensor, int], Tensor]) -> None:
+    def test_bits_never_change(self) -> None:
         """A golden value: changing the noise changes every seeded text ever served."""
         bits = noise_bits(row_keys([42, 42, 7], [10, 11, 10]), 4)
         assert bits.tolist() == [
@@ -91,8 +81,15 @@ class TestNoise:
     @pytest.mark.gpu
     def test_bits_are_the_same_on_cuda(self) -> None:
         keys = row_keys([42, 2**62, 7], [10, 11, 4000])
-        on_cuda = plain_bits(keys.cuda(), 100_000)
-        assert torch.equal(plain_bits(keys, 100_000), on_cuda.cpu())
+        on_cuda = noise_bits(keys.cuda(), 100_000)
+        assert torch.equal(noise_bits(keys, 100_000), on_cuda.cpu())
+
+    @pytest.mark.skipif(not native.load_operators(), reason="no C++ compiler on this machine")
+    @pytest.mark.parametrize("vocab_size", [1, 15, 16, 255, 257, 100_003])
+    def test_the_operator_makes_the_same_numbers(self, vocab_size: int) -> None:
+        keys = row_keys([42, 2**62, 7, 0], [10, 11, 4000, 0])
+        noise = torch.ops.tandem.gumbel_noise(keys, vocab_size)
+        assert torch.equal(noise, gumbel_of(uniform_noise(keys, vocab_size)))
 
     def test_a_rows_noise_does_not_depend_on_its_batch(self) -> None:
         together = gumbel_noise([3, 4, 5], [1, 2, 3], vocab_size=VOCAB_SIZE)

@@ -1,16 +1,29 @@
-// The sampler's random bits, for CPUs: 32-bit words, where torch would need 64-bit ones and a pass
-// over memory for every operation.
+// The sampler's noise, for CPUs: in one pass, where torch needs one for every operation.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdint>
+
+#include "shares.h"
+#include "vectors.h"
 
 namespace {
 
+using namespace tandem;
+
+constexpr int kHalf = kLanes / 2;  // numbers of 64 bits in a register
+constexpr int kAtATime = 256;  // numbers of a row that are made at a time
+constexpr int64_t kNumbersPerThread = 1 << 13;
+
+typedef double Doubles __attribute__((vector_size(kLanes * 4)));
+typedef uint64_t Longs __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t HalfWords __attribute__((vector_size(kLanes * 2)));
+typedef float HalfFloats __attribute__((vector_size(kLanes * 2)));
+
 // Wellons' lowbias32.
-inline uint32_t mix(uint32_t bits) {
+inline Words mix(Words bits) {
   bits ^= bits >> 16;
   bits *= 0x7FEB352Du;
   bits ^= bits >> 15;
@@ -18,20 +31,75 @@ inline uint32_t mix(uint32_t bits) {
   return bits ^ (bits >> 16);
 }
 
-// keys [num_rows, 2], each below 2**32 -> numbers inside (0, 1) [num_rows, vocab_size] fp64
-at::Tensor uniform_noise(const at::Tensor& keys, int64_t vocab_size) {
+// Of integers below 2^52.
+inline Doubles as_doubles(Longs integers) {
+  constexpr uint64_t kTwoTo52 = 0x4330000000000000;  // as a double, whose last bit is worth one
+  return reinterpret_cast<Doubles>(integers | kTwoTo52) - 0x1p52;
+}
+
+// Of positive normal numbers, to a unit in the last place (FreeBSD's e_log.c).
+inline Doubles logarithm(Doubles x) {
+  constexpr uint64_t kRootOfHalf = 0x3FE6A09E, kOne = 0x3FF00000;  // upper words of doubles
+  const auto bits = reinterpret_cast<Longs>(x);
+  const Longs upper = (bits >> 32) + (kOne - kRootOfHalf);
+  const Doubles exponent = as_doubles(upper >> 20) - 1023.0;
+  const Longs mantissa = (upper & 0x000FFFFF) + kRootOfHalf;
+  const Doubles f = reinterpret_cast<Doubles>((mantissa << 32) | (bits & 0xFFFFFFFF)) - 1.0;
+  const Doubles s = f / (2.0 + f), z = s * s, w = z * z, half_square = 0.5 * f * f;
+  const Doubles odd = w * (3.999999999940941908e-01 + w * (2.222219843214978396e-01 +
+                                                           w * 1.531383769920937332e-01));
+  const Doubles even =
+      z * (6.666666666666735130e-01 +
+           w * (2.857142874366239149e-01 +
+                w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
+  return exponent * 6.93147180369123816490e-01 -
+         ((half_square - (s * (half_square + (odd + even)) + exponent * 1.90821492927058770002e-10)) - f);
+}
+
+// Numbers inside (0, 1) of tokens [first_token, first_token + kAtATime).
+inline void write_uniform(uint32_t first_token, const uint32_t* keys, double* output) {
+  Words tokens;
+  for (int i = 0; i < kLanes; ++i) tokens[i] = first_token + i;
+  for (int i = 0; i < kAtATime; i += kLanes) {
+    const Words bits = mix(mix(tokens ^ keys[0]) ^ keys[1]);
+    for (int half = 0; half < 2; ++half) {
+      const auto of_half = load_as<HalfWords>(reinterpret_cast<const char*>(&bits) + half * sizeof(HalfWords));
+      const Doubles numbers = as_doubles(__builtin_convertvector(of_half, Longs));
+      store_as(output + i + half * kHalf, (numbers + 0.5) * 0x1p-32);
+    }
+    tokens += kLanes;
+  }
+}
+
+// Standard Gumbel numbers, a stretch at a time and in loops of their own: a logarithm is a long chain of
+// operations, of which the processor does several at a time only if little else is between them.
+void write_row(const int64_t* of_row, int64_t count, float* output) {
+  const uint32_t keys[] = {static_cast<uint32_t>(of_row[0]), static_cast<uint32_t>(of_row[1])};
+  alignas(sizeof(Doubles)) double numbers[kAtATime];
+  alignas(sizeof(Doubles)) float gumbel[kAtATime];
+  for (int64_t first = 0; first < count; first += kAtATime) {
+    write_uniform(static_cast<uint32_t>(first), keys, numbers);
+    for (int i = 0; i < kAtATime; i += kHalf) {
+      store_as(numbers + i, -logarithm(load_as<Doubles>(numbers + i)));
+    }
+    for (int i = 0; i < kAtATime; i += kHalf) {
+      const Doubles number = -logarithm(load_as<Doubles>(numbers + i));
+      store_as(gumbel + i, __builtin_convertvector(number, HalfFloats));
+    }
+    std::copy_n(gumbel, std::min<int64_t>(kAtATime, count - first), output + first);
+  }
+}
+
+// keys [num_rows, 2], each below 2**32 -> [num_rows, vocab_size] fp32
+at::Tensor gumbel_noise(const at::Tensor& keys, int64_t vocab_size) {
   TORCH_CHECK(keys.dim() == 2 && keys.size(1) == 2 && keys.is_contiguous(), "keys are two a row");
-  at::Tensor noise = at::empty({keys.size(0), vocab_size}, keys.options().dtype(at::kDouble));
+  at::Tensor noise = at::empty({keys.size(0), vocab_size}, keys.options().dtype(at::kFloat));
   const int64_t* of_rows = keys.const_data_ptr<int64_t>();
-  double* output = noise.data_ptr<double>();
-  at::parallel_for(0, keys.size(0), 8, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const auto first = static_cast<uint32_t>(of_rows[2 * row]);
-      const auto second = static_cast<uint32_t>(of_rows[2 * row + 1]);
-      double* of_row = output + row * vocab_size;
-      for (int64_t token = 0; token < vocab_size; ++token) {
-        const uint32_t bits = mix(mix(static_cast<uint32_t>(token) ^ first) ^ second);
-        of_row[token] = (static_cast<double>(bits) + 0.5) * 0x1p-32;
+  float* output = noise.mutable_data_ptr<float>();
+  share_out(keys.size(0), std::max<int64_t>(1, noise.numel() / kNumbersPerThread), [&](Shares& left) {
+    for (Share share = left.take(); !share.is_empty(); share = left.take()) {
+      for (int64_t row = share.begin; row < share.end; ++row) {
+        write_row(of_rows + 2 * row, vocab_size, output + row * vocab_size);
       }
     }
   });
@@ -40,6 +108,6 @@ at::Tensor uniform_noise(const at::Tensor& keys, int64_t vocab_size) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(tandem, m) { m.def("uniform_noise(Tensor keys, int vocab_size) -> Tensor"); }
+TORCH_LIBRARY_FRAGMENT(tandem, m) { m.def("gumbel_noise(Tensor keys, int vocab_size) -> Tensor"); }
 
-TORCH_LIBRARY_IMPL(tandem, CPU, m) { m.impl("uniform_noise", uniform_noise); }
+TORCH_LIBRARY_IMPL(tandem, CPU, m) { m.impl("gumbel_noise", gumbel_noise); }

@@ -60,10 +60,13 @@ inline Floats load(const c10::BFloat16* source) {
   return reinterpret_cast<Floats>(__builtin_convertvector(load_as<Halves>(source), Words) << 16);
 }
 
-inline void store(float* target, Floats value) {
-  typedef Floats Loose __attribute__((aligned(1), may_alias));
-  *reinterpret_cast<Loose*>(target) = value;
+template <typename Vector>
+inline void store_as(void* target, Vector value) {
+  typedef Vector Loose __attribute__((aligned(1), may_alias));
+  *static_cast<Loose*>(target) = value;
 }
+
+inline void store(float* target, Floats value) { store_as(target, value); }
 
 // e^x for x <= 0, to about 2 units in the last place (Cephes' expf).
 inline Floats exponential(Floats x) {
