@@ -1,8 +1,8 @@
 """What router and worker say to each other on a stream, and how it is written down.
 
-A message is a frame: four bytes of length, then JSON of a boundary type, without what is as it is by
-default. JSON is what pydantic can check, and reads faster than pickle here; unpickling what a port
-receives would be running it.
+A message is a frame: four bytes of length, then JSON of a boundary type, without what has its
+default value. JSON is what pydantic can check, and reads faster than pickle here; unpickling what a
+port receives would be running it.
 
 The router opens the stream and says the worker's token first. From then on it sends Calls, in any
 number at a time, and gets an Answer to each that asks for work.
