@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "shares.h"
 #include "vectors.h"
@@ -60,15 +62,11 @@ void find_all(const at::Tensor& scores, at::Tensor& indices, float* shares) {
   const int64_t num_rows = scores.size(0), count = scores.size(1);
   int64_t* of_rows = indices.mutable_data_ptr<int64_t>();
   const int64_t max_takers = std::max<int64_t>(1, scores.numel() / kScoresPerThread);
-  share_out(num_rows, max_takers, [&](Shares& left) {
-    for (Share share = left.take(); !share.is_empty(); share = left.take()) {
-      for (int64_t row = share.begin; row < share.end; ++row) {
-        const T* of_row = scores.const_data_ptr<T>() + row * count;
-        const int64_t index = find_highest(of_row, count);
-        of_rows[row] = index;
-        if (shares != nullptr) shares[row] = share_of(static_cast<float>(of_row[index]), of_row, count);
-      }
-    }
+  share_out_each(num_rows, max_takers, [&](int64_t row) {
+    const T* of_row = scores.const_data_ptr<T>() + row * count;
+    const int64_t index = find_highest(of_row, count);
+    of_rows[row] = index;
+    if (shares != nullptr) shares[row] = share_of(static_cast<float>(of_row[index]), of_row, count);
   });
 }
 

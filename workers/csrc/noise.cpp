@@ -96,12 +96,9 @@ at::Tensor gumbel_noise(const at::Tensor& keys, int64_t vocab_size) {
   at::Tensor noise = at::empty({keys.size(0), vocab_size}, keys.options().dtype(at::kFloat));
   const int64_t* of_rows = keys.const_data_ptr<int64_t>();
   float* output = noise.mutable_data_ptr<float>();
-  share_out(keys.size(0), std::max<int64_t>(1, noise.numel() / kNumbersPerThread), [&](Shares& left) {
-    for (Share share = left.take(); !share.is_empty(); share = left.take()) {
-      for (int64_t row = share.begin; row < share.end; ++row) {
-        write_row(of_rows + 2 * row, vocab_size, output + row * vocab_size);
-      }
-    }
+  const int64_t max_takers = std::max<int64_t>(1, noise.numel() / kNumbersPerThread);
+  share_out_each(keys.size(0), max_takers, [&](int64_t row) {
+    write_row(of_rows + 2 * row, vocab_size, output + row * vocab_size);
   });
   return noise;
 }

@@ -269,7 +269,7 @@ std::vector<Task> plan(const std::vector<Sequence>& sequences, int num_kv_heads)
   return tasks;
 }
 
-// A thread's own, looked up once per call: inlined, it would be looked up in the inner loops.
+// A thread's own, looked up once per task: inlined, it would be looked up in the inner loops.
 template <typename Chunk>
 __attribute__((noinline)) Scratch<Chunk>& scratch_of_thread() {
   thread_local Scratch<Chunk> scratch;
@@ -283,15 +283,11 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
   const Cache<T> cache{keys.const_data_ptr<T>(), values.const_data_ptr<T>(), shape.key_dim,
                        shape.value_dim};
   const auto num_tasks = static_cast<int64_t>(tasks.size());
-  share_out(num_tasks, num_tasks, [&](Shares& shares) {
+  share_out_each(num_tasks, num_tasks, [&](int64_t index) {
     auto& scratch = scratch_of_thread<typename Attention<T>::Chunk>();
-    for (Share share = shares.take(); !share.is_empty(); share = shares.take()) {
-      for (int64_t i = share.begin; i < share.end; ++i) {
-        Attention<T>(query.const_data_ptr<T>(), cache, output.data_ptr<T>(), shape, rule, tasks[i],
-                     scratch)
-            .run();
-      }
-    }
+    Attention<T>(query.const_data_ptr<T>(), cache, output.data_ptr<T>(), shape, rule, tasks[index],
+                 scratch)
+        .run();
   });
 }
 

@@ -51,4 +51,14 @@ void share_out(int64_t num_parts, int64_t max_takers, const Work& work) {
   at::parallel_for(0, num_takers, 1, [&](int64_t, int64_t) { work(shares); });
 }
 
+// Calls work(part) for each part.
+template <typename Work>
+void share_out_each(int64_t num_parts, int64_t max_takers, const Work& work) {
+  share_out(num_parts, max_takers, [&](Shares& shares) {
+    for (Share share = shares.take(); !share.is_empty(); share = shares.take()) {
+      for (int64_t part = share.begin; part < share.end; ++part) work(part);
+    }
+  });
+}
+
 }  // namespace tandem
