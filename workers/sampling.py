@@ -19,7 +19,7 @@ from workers.types import SamplingParams
 # In a sampled token's confidence. By the share alone, the log loss about the target's agreement was
 # 4 to 7 % more (easy, hard and copied texts, temperatures 0.4 to 1.2).
 WEIGHT_OF_PROBABILITY = 0.2
-# Those that `csrc/highest.cpp` reads.
+# Those that `csrc/sample.cpp` reads.
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 _MASK_32 = 0xFFFFFFFF
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
@@ -43,12 +43,10 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
     Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id.
     """
-    scores = perturbed_scores(logits, rows)
-    if _has_kernel(scores):
-        highest: Tensor = torch.ops.tandem.highest(scores)
-    else:  # torch promises the first of equal maxima, on every device
-        highest = scores.argmax(dim=-1)
-    tokens: list[int] = highest.tolist()
+    if _has_kernel(logits):
+        return _sample_by_kernel(logits, rows, weight_of_probability=None)[0]
+    # torch promises the first of equal maxima, on every device
+    tokens: list[int] = perturbed_scores(logits, rows).argmax(dim=-1).tolist()
     return tokens
 
 
@@ -62,12 +60,11 @@ def sample_with_confidence(
     probability before the noise was known, for where tokens were unlikely the models differ more.
     Of both it is the weighted geometric mean.
     """
+    if _has_kernel(logits):
+        return _sample_by_kernel(logits, rows, weight_of_probability=WEIGHT_OF_PROBABILITY)
     law = _law(logits, rows)
     scores = _perturb(law, rows)
-    if _has_kernel(scores):
-        tokens, shares = torch.ops.tandem.highest_and_share(scores)
-    else:
-        shares, tokens = scores.float().softmax(dim=-1).max(dim=-1)
+    shares, tokens = scores.float().softmax(dim=-1).max(dim=-1)
     if scores is law:
         return tokens.tolist(), shares.tolist()
     probabilities = law.softmax(dim=-1).gather(-1, tokens[:, None])[:, 0]
@@ -77,9 +74,27 @@ def sample_with_confidence(
     ]
 
 
-def _has_kernel(scores: Tensor) -> bool:
-    is_known = scores.device.type == "cpu" and scores.dtype in KERNEL_DTYPES
+def _has_kernel(logits: Tensor) -> bool:
+    is_known = logits.device.type == "cpu" and logits.dtype in KERNEL_DTYPES
     return is_known and native.load_operators()
+
+
+def _sample_by_kernel(
+    logits: Tensor, rows: Sequence[SamplingRow], *, weight_of_probability: float | None
+) -> tuple[list[int], list[float]]:
+    """Tokens, and confidences if they have a weight."""
+    temperatures = [row.params.temperature for row in rows]
+    if not all(row.params.is_only_scaled for row in rows):  # the law has the temperatures in it
+        logits = _law(logits, rows)
+        temperatures = [float(temperature > 0.0) for temperature in temperatures]
+    chosen: tuple[list[int], list[float]] = torch.ops.tandem.sample(
+        logits,
+        temperatures,
+        [row.seed for row in rows],
+        [row.position for row in rows],
+        weight_of_probability,
+    )
+    return chosen
 
 
 def perturbed_scores(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
@@ -204,11 +219,8 @@ def gumbel_noise(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Standard Gumbel noise, keyed by (seed, position, token id).  # [num_rows, vocab] fp32"""
-    keys = row_keys(seeds, positions, device)
-    if keys.device.type == "cpu" and native.load_operators():
-        noise: Tensor = torch.ops.tandem.gumbel_noise(keys, vocab_size)
-        return noise
-    return gumbel_of(uniform_noise(keys, vocab_size))
+    uniform = uniform_noise(row_keys(seeds, positions, device), vocab_size)
+    return -((-uniform.log()).log()).to(torch.float32)
 
 
 def row_keys(
@@ -228,11 +240,6 @@ def uniform_noise(keys: Tensor, vocab_size: int) -> Tensor:
     token_ids = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
     bits = _mix_32(_mix_32((token_ids ^ keys[:, :1]) & _MASK_32) ^ keys[:, 1:])
     return (bits.to(torch.float64) + 0.5) * 2.0**-32
-
-
-def gumbel_of(uniform: Tensor) -> Tensor:
-    """Of uniform numbers in fp64.  # any shape, fp32"""
-    return -((-uniform.log()).log()).to(torch.float32)
 
 
 def _mix_32(bits: Tensor) -> Tensor:

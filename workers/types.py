@@ -42,6 +42,12 @@ class SamplingParams:
         return self.is_greedy and not self.has_penalties and not self.logit_bias
 
     @property
+    def is_only_scaled(self) -> bool:
+        """Whether the law is the model's own but for its temperature."""
+        is_whole = self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
+        return is_whole and not self.has_penalties and not self.logit_bias
+
+    @property
     def has_penalties(self) -> bool:
         return (
             self.repetition_penalty != 1.0

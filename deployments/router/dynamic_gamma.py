@@ -27,7 +27,7 @@ FIRST_GAMMAS = (4, 0, 1, 2)
 """Of the first rounds, to see what costs what."""
 FIRST_DRAFTS = 16
 """At most, of all sequences together in such a round, though one of each: many take long."""
-THINK_EVERY = 4
+THINK_EVERY = 8
 """Rounds of which one is thought about: little is new in the others, and thinking takes the
 processor from those who draft and verify."""
 IDLE_THINK_EVERY = 16

@@ -63,6 +63,11 @@ class Reason(StrEnum):
     TRIAL = "trial"
     """As before, but drafts are made as if they paid, to learn what they cost by now."""
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether what becomes of the round decides of the next."""
+        return self in (Reason.FIRST, Reason.PROBE, Reason.TRIAL)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRound:

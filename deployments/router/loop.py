@@ -39,6 +39,9 @@ TargetClient = WorkerClient[VerifyRequest, VerifyResult]
 LONG_PROMPT = 1024
 """Tokens of a prompt whose later parts cost more than their number says, as they attend to all that
 came before."""
+DIGEST_EVERY = 4
+"""Rounds that are learnt from together: after a target's step all that learning needs has to come
+from memory anew, which takes longer than learning does."""
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
 
@@ -105,6 +108,7 @@ class RoundLoop:
 
     def use_gamma(self, gamma: GammaController) -> None:
         """Go on with another controller."""
+        self._digest()  # rounds that were not its own
         self._speculation.gamma = gamma
 
     def add(self, sequence: LiveSequence) -> None:
@@ -280,7 +284,9 @@ class RoundLoop:
 
         While drafters are, if they are asked: they leave cores alone that a target's step needs.
         """
-        self._digest()
+        is_waited_for = any(record.reason.is_waited_for for record in self._undigested)
+        if is_waited_for or len(self._undigested) >= DIGEST_EVERY:
+            self._digest()
         self._speculation.foresee(sequences, num_beside=num_beside)
 
     def _digest(self) -> None:

@@ -5,13 +5,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal
 
 import pytest
 
 from deployments.router import loop as loop_module
-from deployments.router.gamma import Candidate, Decision, FixedGamma, ObservedRound
-from deployments.router.loop import LoopOptions
+from deployments.router.gamma import Candidate, Decision, FixedGamma, ObservedRound, Reason
+from deployments.router.loop import DIGEST_EVERY, LoopOptions
 from deployments.router.sequence import FinishReason, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from tests.deployments.loops import (
@@ -114,6 +115,35 @@ class TestExactness:
             streams = await run_all(loop, all_params, concurrency=4)
             assert [stream.token_ids for stream in streams] == plain
         assert "no such metric" in caplog.text
+
+    @pytest.mark.parametrize(("reason", "most"), [(Reason.BEST, DIGEST_EVERY), (Reason.PROBE, 1)])
+    async def test_rounds_are_learnt_from_together_unless_one_is_waited_for(
+        self, reason: Reason, most: int, models: Models
+    ) -> None:
+        class Learner(FixedGamma):
+            num_rounds = num_learnt = 0
+
+            def __init__(self) -> None:
+                super().__init__(2)
+                self.batches: list[int] = []
+                """How many rounds were learnt from between two rounds."""
+
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+                self.batches.append(self.num_learnt - sum(self.batches))
+                self.num_rounds += 1
+                return replace(super().choose(candidates, num_beside=num_beside), reason=reason)
+
+            def observe(self, observed: ObservedRound) -> None:
+                super().observe(observed)
+                self.num_learnt += 1
+
+        learner = Learner()
+        async with running_loop(models, drafts=model_drafts(models)) as (loop, _, _):
+            loop.use_gamma(learner)
+            await run_all(loop, [make_params(1, max_tokens=60)], concurrency=1)
+        assert max(learner.batches) == most
+        # the round of a prefill is learnt from, too, but not chosen
+        assert learner.num_learnt >= learner.num_rounds > 2 * DIGEST_EVERY
 
 
 class TestDrafters:
@@ -253,9 +283,12 @@ class TestDrafters:
             targets.before_call = lambda: events.append("targets")
             await run_all(loop, [make_params(1)], concurrency=1)
         asked = [place for place, event in enumerate(events) if event == workers]
-        assert len(asked) > 5
-        for place in asked[2:-2]:
-            assert events[place + 1 : place + 3] == ["learnt", "planned"]
+        between = [events[place + 1 : later] for place, later in pairwise(asked[2:-2])]
+        last = ["targets"] if workers == "drafters" else []
+        assert ["learnt"] * DIGEST_EVERY + ["planned", *last] in between
+        for of_round in between:
+            assert [event for event in of_round if event != "learnt"] == ["planned", *last]
+            assert "learnt" not in of_round[of_round.index("planned") :]
 
     @pytest.mark.parametrize("gamma", [16, 64])
     async def test_a_long_accepted_draft_leaves_its_drafter_ready(

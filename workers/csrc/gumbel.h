@@ -1,26 +1,39 @@
 // The sampler's noise, for CPUs: in one pass, where torch needs one for every operation.
-
-#include <ATen/ATen.h>
-#include <torch/library.h>
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "shares.h"
 #include "vectors.h"
 
-namespace {
-
-using namespace tandem;
+namespace tandem {
 
 constexpr int kHalf = kLanes / 2;  // numbers of 64 bits in a register
 constexpr int kAtATime = 256;  // numbers of a row that are made at a time
-constexpr int64_t kNumbersPerThread = 1 << 13;
 
 typedef double Doubles __attribute__((vector_size(kLanes * 4)));
 typedef uint64_t Longs __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t HalfWords __attribute__((vector_size(kLanes * 2)));
 typedef float HalfFloats __attribute__((vector_size(kLanes * 2)));
+
+// What the noise of a row is made of.
+struct NoiseKeys {
+  uint32_t first;
+  uint32_t second;
+};
+
+inline uint64_t split_mix_64(uint64_t state) {
+  state += 0x9E3779B97F4A7C15;
+  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9;
+  state = (state ^ (state >> 27)) * 0x94D049BB133111EB;
+  return state ^ (state >> 31);
+}
+
+inline NoiseKeys noise_keys(int64_t seed, int64_t position) {
+  const uint64_t state =
+      split_mix_64(split_mix_64(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(position));
+  return {static_cast<uint32_t>(state), static_cast<uint32_t>(state >> 32)};
+}
 
 // Wellons' lowbias32.
 inline Words mix(Words bits) {
@@ -57,11 +70,11 @@ inline Doubles logarithm(Doubles x) {
 }
 
 // Numbers inside (0, 1) of tokens [first_token, first_token + kAtATime).
-inline void write_uniform(uint32_t first_token, const uint32_t* keys, double* output) {
+inline void write_uniform(uint32_t first_token, const NoiseKeys& keys, double* output) {
   Words tokens;
   for (int i = 0; i < kLanes; ++i) tokens[i] = first_token + i;
   for (int i = 0; i < kAtATime; i += kLanes) {
-    const Words bits = mix(mix(tokens ^ keys[0]) ^ keys[1]);
+    const Words bits = mix(mix(tokens ^ keys.first) ^ keys.second);
     for (int half = 0; half < 2; ++half) {
       const auto of_half = load_as<HalfWords>(reinterpret_cast<const char*>(&bits) + half * sizeof(HalfWords));
       const Doubles numbers = as_doubles(__builtin_convertvector(of_half, Longs));
@@ -73,8 +86,7 @@ inline void write_uniform(uint32_t first_token, const uint32_t* keys, double* ou
 
 // Standard Gumbel numbers, a stretch at a time and in loops of their own: a logarithm is a long chain of
 // operations, of which the processor does several at a time only if little else is between them.
-void write_row(const int64_t* of_row, int64_t count, float* output) {
-  const uint32_t keys[] = {static_cast<uint32_t>(of_row[0]), static_cast<uint32_t>(of_row[1])};
+inline void write_gumbel(const NoiseKeys& keys, int64_t count, float* output) {
   alignas(sizeof(Doubles)) double numbers[kAtATime];
   alignas(sizeof(Doubles)) float gumbel[kAtATime];
   for (int64_t first = 0; first < count; first += kAtATime) {
@@ -90,21 +102,4 @@ void write_row(const int64_t* of_row, int64_t count, float* output) {
   }
 }
 
-// keys [num_rows, 2], each below 2**32 -> [num_rows, vocab_size] fp32
-at::Tensor gumbel_noise(const at::Tensor& keys, int64_t vocab_size) {
-  TORCH_CHECK(keys.dim() == 2 && keys.size(1) == 2 && keys.is_contiguous(), "keys are two a row");
-  at::Tensor noise = at::empty({keys.size(0), vocab_size}, keys.options().dtype(at::kFloat));
-  const int64_t* of_rows = keys.const_data_ptr<int64_t>();
-  float* output = noise.mutable_data_ptr<float>();
-  const int64_t max_takers = std::max<int64_t>(1, noise.numel() / kNumbersPerThread);
-  share_out_each(keys.size(0), max_takers, [&](int64_t row) {
-    write_row(of_rows + 2 * row, vocab_size, output + row * vocab_size);
-  });
-  return noise;
-}
-
-}  // namespace
-
-TORCH_LIBRARY_FRAGMENT(tandem, m) { m.def("gumbel_noise(Tensor keys, int vocab_size) -> Tensor"); }
-
-TORCH_LIBRARY_IMPL(tandem, CPU, m) { m.impl("gumbel_noise", gumbel_noise); }
+}  // namespace tandem
