@@ -245,6 +245,16 @@ class TestOperator:
     def test_a_token_is_there_even_if_no_score_is_a_number(self) -> None:
         assert self.highest(torch.full((1, 600), float("nan")))[0] == [0]
 
+    @pytest.mark.parametrize("vocab_size", [1, 15, 16, 255, 257, 100_003])
+    def test_noise_is_the_same_bit_by_bit(self, vocab_size: int) -> None:
+        """Added to what cancels it out, it leaves equals, of which the first is taken."""
+        seeds, positions = [42, 2**62, 7, 0, -1, -(2**63)], [10, 11, 4000, 0, 1, 2]
+        noise = gumbel_noise(seeds, positions, vocab_size=vocab_size)
+        ones = [1.0] * len(seeds)
+        tokens, confidences = torch.ops.tandem.sample(-noise, ones, seeds, positions, 0.0)
+        assert tokens == [0] * len(seeds)
+        assert confidences == pytest.approx([1 / vocab_size] * len(seeds), rel=1e-5)
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("vocab_size", [1, 15, 16, 255, 257, 4096, 100_003])
     @pytest.mark.parametrize(
@@ -260,7 +270,7 @@ class TestOperator:
         dtype: torch.dtype,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Bit by bit, for who has no compiler is to write the same texts."""
+        """Who has no compiler is to write the same texts."""
         torch.manual_seed(0)
         count = max(4, 100_000 // vocab_size) if vocab_size > 1 else 4
         logits = (0.3 * torch.randn(count, vocab_size)).to(dtype)  # so flat that the noise decides
