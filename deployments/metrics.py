@@ -2,6 +2,9 @@
 
 Ray exports them on each node's metrics port, counters as `ray_<name>_total`.
 
+Tokens are counted as far as they stand in a text: a round's drafts behind a stop are not, and a
+text's last token counts as the target's own. So a round's tokens are its accepted drafts and one.
+
   acceptance rate alpha   rate(num_accepted_tokens) / rate(num_tested_tokens)
   draft efficiency        rate(num_accepted_tokens) / rate(num_draft_tokens)
   tokens per verify tau   1 + rate(num_accepted_tokens) / rate(num_drafts)
@@ -68,7 +71,8 @@ class RouterMetrics:
             "tandem_num_generated_tokens", "Tokens committed to completions."
         )
         self._gamma = Gauge(
-            "tandem_gamma", "Mean draft length of the sequences in the last round with drafts."
+            "tandem_gamma",
+            "Mean draft length of the sequences in the last round with drafts; 0 at rest.",
         )
         self._num_decisions = Counter(
             "tandem_gamma_decisions",
@@ -88,7 +92,6 @@ class RouterMetrics:
 
     def observe_round(self, record: RoundRecord) -> None:
         self._records.append(record)
-        self._num_live_sequences.set(record.num_live)
         self._num_decisions.inc(tags={"reason": record.reason.value})
         if record.num_committed:
             self._num_generated_tokens.inc(record.num_committed)
@@ -101,15 +104,20 @@ class RouterMetrics:
         if record.outcomes:
             self._observe_drafts(record)
 
+    def observe_live(self, num_live: int) -> None:
+        self._num_live_sequences.set(num_live)
+        if num_live == 0:
+            self._gamma.set(0)
+
     def _observe_drafts(self, record: RoundRecord) -> None:
         num_draft_tokens = sum(outcome.num_draft_tokens for outcome in record.outcomes)
         self._num_drafts.inc(len(record.outcomes))
         self._num_draft_tokens.inc(num_draft_tokens)
-        self._num_tested_tokens.inc(sum(outcome.num_tested for outcome in record.outcomes))
+        self._num_tested_tokens.inc(sum(outcome.num_tested_in_text for outcome in record.outcomes))
         self._gamma.set(num_draft_tokens / len(record.outcomes))
-        most_accepted = max(outcome.num_accepted for outcome in record.outcomes)
+        most_accepted = max(outcome.num_accepted_in_text for outcome in record.outcomes)
         for position in range(most_accepted):
-            count = sum(outcome.num_accepted > position for outcome in record.outcomes)
+            count = sum(outcome.num_accepted_in_text > position for outcome in record.outcomes)
             self._num_accepted_tokens.inc(count)
             self._num_accepted_per_position.inc(count, tags={"position": str(position)})
 
@@ -127,8 +135,8 @@ class RouterMetrics:
             num_committed=sum(record.num_committed for record in records),
             num_drafts=len(outcomes),
             num_draft_tokens=sum(outcome.num_draft_tokens for outcome in outcomes),
-            num_tested=sum(outcome.num_tested for outcome in outcomes),
-            num_accepted=sum(outcome.num_accepted for outcome in outcomes),
+            num_tested=sum(outcome.num_tested_in_text for outcome in outcomes),
+            num_accepted=sum(outcome.num_accepted_in_text for outcome in outcomes),
             draft_s=typical([record.draft_s for record in records]),
             draft_compute_s=typical([record.draft_compute_s for record in records]),
             verify_s=typical([record.verify_s for record in records]),

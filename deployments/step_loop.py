@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from deployments.linger import Linger
-from workers.errors import TandemError
+from workers.errors import WorkerFailedError
 from workers.types import Reply, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         idle_timeout_s: float,
         clock: Callable[[], float],
         replica_id: str = "",
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """Make the worker; blocks until it is there.
 
@@ -73,11 +74,13 @@ class StepLoop(Generic[RequestT, ResultT]):
             idle_timeout_s: sequences not asked for in this time are forgotten, so that those of
                 a lost router do not stay; one that lives sends its tokens again.
             replica_id: who answers, by its replies.
+            on_failure: told why the worker can go on no more, once every call is answered so.
         """
         self._worker = make_worker()
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
         self._replica_id = replica_id
+        self._on_failure = on_failure
         self._inbox: dict[str, RequestT] = {}
         self._to_release: list[str] = []
         self._to_give_back: list[str] = []
@@ -112,7 +115,9 @@ class StepLoop(Generic[RequestT, ResultT]):
     @property
     def failure(self) -> BaseException | None:
         """Why the loop has ended, if it has."""
-        return self._task.exception() if self._task.done() else None
+        if not self._task.done():
+            return None
+        return RuntimeError("it is closed") if self._task.cancelled() else self._task.exception()
 
     def submit(
         self, batch: Sequence[RequestT], answer: Callable[[Reply[ResultT] | Exception], None]
@@ -122,8 +127,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         `answer` is called as soon as they are there, or one has failed: within the turn, and not
         by way of a future, so that the answer leaves at once. Who gives a call up has to `release`.
         """
-        if self.failure is not None:
-            answer(_failed(self.failure))
+        if (failure := self.failure) is not None:
+            answer(WorkerFailedError(f"the worker has failed: {failure}"))
             return
         has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
         before = self._heard if has_waited else self.work
@@ -173,7 +178,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         """Stop stepping; calls that wait fail."""
         self._task.cancel()
         self._sweeper.cancel()
-        self._refuse_all(RuntimeError("the worker is closed"))
+        self._refuse_all(WorkerFailedError("the worker is closed"))
         await asyncio.gather(self._task, self._sweeper, return_exceptions=True)
 
     def _settle_released(self, seq_id: str) -> None:
@@ -190,13 +195,10 @@ class StepLoop(Generic[RequestT, ResultT]):
         if call.num_missing == 0:
             self._answer(call, self._reply(call))
 
-    def _refuse(self, seq_id: str, error: Exception) -> None:
-        if (call := self._waiting.pop(seq_id, None)) is not None:
-            self._answer(call, error)
-
     def _refuse_all(self, error: Exception) -> None:
-        for seq_id in list(self._waiting):
-            self._refuse(seq_id, error)
+        waiting, self._waiting = self._waiting, {}
+        for call in waiting.values():
+            self._answer(call, error)
 
     def _answer(self, call: _Call[RequestT, ResultT], outcome: Reply[ResultT] | Exception) -> None:
         if call.is_answered:
@@ -233,7 +235,9 @@ class StepLoop(Generic[RequestT, ResultT]):
                 self._worker.rest()
         except Exception as error:
             logger.exception("the worker has failed")
-            self._refuse_all(_failed(error))
+            self._refuse_all(WorkerFailedError(f"the worker has failed: {error}"))
+            if self._on_failure is not None:
+                self._on_failure(f"a step has failed: {error}")
             raise
 
     def _turn(self) -> bool:
@@ -245,11 +249,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         results = self._worker.give_back(self._to_give_back)
         self._to_give_back.clear()
         for request in inbox.values():
-            try:
-                answers = self._worker.submit(request)
-            except TandemError as error:
-                self._refuse(request.seq_id, error)
-                continue
+            answers = self._worker.submit(request)
             # a released one is of an earlier request, which is answered already
             results += [answer for answer in answers if not answer.is_released]
         began = self._clock()
@@ -294,20 +294,27 @@ class StepLoop(Generic[RequestT, ResultT]):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            now = self._clock()
-            ages = {seq_id: now - used for seq_id, used in self._last_used.items()}
-            self._to_give_back += [
+            try:
+                self._sweep_once()
+            except Exception:  # the next sweep may do better; without any, idle sequences stay
+                logger.exception("idle sequences were not looked for")
+
+    def _sweep_once(self) -> None:
+        """Answer calls that wait for long, and forget sequences that nobody asks for."""
+        now = self._clock()
+        ages = {seq_id: now - used for seq_id, used in self._last_used.items()}
+        self._to_give_back += [
+            seq_id
+            for seq_id, age_s in ages.items()
+            if age_s > LONGEST_WAIT_S and seq_id in self._waiting
+        ]
+        self.release(
+            [
                 seq_id
                 for seq_id, age_s in ages.items()
-                if age_s > LONGEST_WAIT_S and seq_id in self._waiting
+                if age_s > self._idle_timeout_s and seq_id not in self._waiting
             ]
-            self.release(
-                [
-                    seq_id
-                    for seq_id, age_s in ages.items()
-                    if age_s > self._idle_timeout_s and seq_id not in self._waiting
-                ]
-            )
+        )
 
 
 async def _hear() -> None:
@@ -318,9 +325,3 @@ async def _hear() -> None:
     """
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-
-
-def _failed(failure: BaseException) -> RuntimeError:
-    error = RuntimeError(f"the worker has failed: {failure}")
-    error.__cause__ = failure
-    return error

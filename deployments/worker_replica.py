@@ -34,6 +34,9 @@ ResultT = TypeVar("ResultT", bound=WorkResult)
 logger = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S = 60.0
+LAST_WORDS_S = 0.2
+"""Between the answers of a worker that has failed and the end of its process: they say that what
+the calls carried may be the cause, which a connection that ends does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
                 idle_timeout_s=IDLE_TIMEOUT_S,
                 clock=time.monotonic,
                 replica_id=self._replica_id,
+                on_failure=self._end_soon,
             )
 
         self._step_timeout_s = args.verify_timeout_s
@@ -105,6 +109,10 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         """End the process: routers notice at once, and Serve starts another replica."""
         logger.error("this replica ends: %s", reason)
         os._exit(1)
+
+    def _end_soon(self, reason: str) -> None:
+        """End the process once callers have been told; called on the worker's thread."""
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._end, reason)
 
     async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
         return await self._thread.run(self._loop.run(batch))

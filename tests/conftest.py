@@ -15,6 +15,12 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases", type=int, default=300, help="random cases of each property test: see `make fuzz`"
+    )
+
+
 @pytest.hookimpl(optionalhook=True)  # the plugin is not where only the GPU's tests run
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """One process runs all tests of the app, which share a Ray, and begins with them."""

@@ -61,6 +61,10 @@ class LocalWorkers:
         return sum(replica.worker.num_sequences for replica in self.replicas.values())
 
     @property
+    def num_steps(self) -> int:
+        return sum(replica.work.num_steps for replica in self.replicas.values())
+
+    @property
     def num_used_blocks(self) -> int:
         return sum(replica.worker.num_used_blocks for replica in self.replicas.values())
 
@@ -84,9 +88,15 @@ class LocalWorkers:
             raise WorkerLostError(f"{replica_id} died")
         return reply
 
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
-        if replica_id in self.replicas:
-            self.replicas[replica_id].release(seq_ids)
+    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
+        for name, replica in self.replicas.items():
+            if replica_id in (None, name):
+                replica.release(seq_ids)
+
+    async def find(self) -> str:
+        if not self.replicas:
+            raise WorkerLostError("no replica is left")
+        return next(iter(self.replicas))
 
 
 class ScriptedDrafter:
@@ -116,13 +126,21 @@ class ScriptedDrafter:
             results=results,
         )
 
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
+    async def release(
+        self,
+        replica_id: str | None,  # noqa: ARG002
+        seq_ids: Sequence[str],
+    ) -> None:
         self.released += seq_ids
+
+    async def find(self) -> str:
+        return "scripted"
 
 
 class RecordingObserver:
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
+        self.num_live = 0
         self.error: Exception | None = None
         """What goes wrong with every record."""
 
@@ -130,3 +148,6 @@ class RecordingObserver:
         self.records.append(record)
         if self.error is not None:
             raise self.error
+
+    def observe_live(self, num_live: int) -> None:
+        self.num_live = num_live

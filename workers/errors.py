@@ -10,7 +10,9 @@ TandemError
     ContextLengthError        prompt and completion do not fit the context
   OverloadedError             the waiting queue is full; carries when to come back
   TargetUnavailableError      no target group answered within the recovery time
+  GenerationFailedError       one sequence cannot go on; the others of its batch do
   WorkerLostError             a call to a worker brought no answer; never leaves the router
+    WorkerFailedError         a step failed by what it ran, or a call by what it carried
   KVCacheExhaustedError       no free block; never leaves a worker, which preempts instead
 
 `deployments/api` maps these to HTTP and gRPC codes, in one table each.
@@ -64,8 +66,16 @@ class TargetUnavailableError(TandemError):
     pass
 
 
+class GenerationFailedError(TandemError):
+    """One sequence cannot be continued, whoever runs it; no other is affected."""
+
+
 class WorkerLostError(TandemError):
     pass
+
+
+class WorkerFailedError(WorkerLostError):
+    """A worker's step or a call failed, and what it carried may be the cause."""
 
 
 class KVCacheExhaustedError(TandemError):

@@ -19,6 +19,8 @@ from workers.types import WorkerInfo
 logger = logging.getLogger(__name__)
 
 GIB = 1024**3
+UNKNOWN_TOKEN = 0
+"""What a draft model runs in place of ids that only its target has; drafts may be worse there."""
 # Several workers and the operating system share main memory; a GPU belongs to one worker.
 FREE_MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.9}
 
@@ -87,7 +89,7 @@ class PagedModel:
 
         Returns the wanted logits, run by run.  # [sum(num_logits), vocab]
         """
-        plan = _plan(runs)
+        plan = _plan(runs, vocab_size=self.model.vocab_size)
         if self._ranks is not None:
             self._ranks.announce(plan)
         logits = self._forward.run(plan)
@@ -97,7 +99,8 @@ class PagedModel:
         return logits
 
 
-def _plan(runs: Sequence[Run]) -> StepPlan:
+def _plan(runs: Sequence[Run], *, vocab_size: int) -> StepPlan:
+    """The step that runs these tokens; ids that the model lacks are run as UNKNOWN_TOKEN."""
     tokens: list[int] = []
     chunks: list[Chunk] = []
     logit_rows: list[int] = []
@@ -109,7 +112,7 @@ def _plan(runs: Sequence[Run]) -> StepPlan:
                 block_table=run.sequence.block_table,
             )
         )
-        tokens += run.tokens
+        tokens += (token if 0 <= token < vocab_size else UNKNOWN_TOKEN for token in run.tokens)
         logit_rows += range(len(tokens) - run.num_logits, len(tokens))
     return StepPlan(chunks=chunks, tokens=tokens, logit_rows=logit_rows)
 

@@ -19,10 +19,13 @@ from workers.types import SamplingParams
 # In a sampled token's confidence. By the share alone, the log loss about the target's agreement was
 # 4 to 7 % more (easy, hard and copied texts, temperatures 0.4 to 1.2).
 WEIGHT_OF_PROBABILITY = 0.2
+NO_TOKEN = -1
+"""Stands for the token of a row without a finite highest score."""
 # Those that `csrc/sample.cpp` reads.
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 _MASK_32 = 0xFFFFFFFF
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
+_SIGN_64 = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +44,15 @@ class SamplingRow:
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """The token that each row decides.
 
-    Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id.
+    Shapes: logits [num_rows, vocab], any float dtype. Equal scores go to the lowest token id. A
+    row whose highest score is no finite number decides NO_TOKEN.
     """
     if _has_kernel(logits):
         return _sample_by_kernel(logits, rows, weight_of_probability=None)[0]
     # torch promises the first of equal maxima, on every device
-    tokens: list[int] = perturbed_scores(logits, rows).argmax(dim=-1).tolist()
-    return tokens
+    highest, tokens = perturbed_scores(logits, rows).max(dim=-1)
+    chosen: list[int] = torch.where(highest.isfinite(), tokens, NO_TOKEN).tolist()
+    return chosen
 
 
 def sample_with_confidence(
@@ -65,10 +70,11 @@ def sample_with_confidence(
     law = _law(logits, rows)
     scores = _perturb(law, rows)
     shares, tokens = scores.float().softmax(dim=-1).max(dim=-1)
+    chosen = torch.where(shares.isfinite(), tokens, NO_TOKEN).tolist()
     if scores is law:
-        return tokens.tolist(), shares.tolist()
+        return chosen, shares.tolist()
     probabilities = law.softmax(dim=-1).gather(-1, tokens[:, None])[:, 0]
-    return tokens.tolist(), [
+    return chosen, [
         share ** (1.0 - WEIGHT_OF_PROBABILITY) * probability**WEIGHT_OF_PROBABILITY
         for share, probability in zip(shares.tolist(), probabilities.tolist(), strict=True)
     ]
@@ -90,7 +96,7 @@ def _sample_by_kernel(
     chosen: tuple[list[int], list[float]] = torch.ops.tandem.sample(
         logits,
         temperatures,
-        [row.seed for row in rows],
+        [signed_64(row.seed) for row in rows],
         [row.position for row in rows],
         weight_of_probability,
     )
@@ -168,12 +174,14 @@ def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:
     """Change one row in place.  # [vocab]"""
     params = row.params
     history = torch.tensor(row.history, dtype=torch.long, device=scores.device)
+    is_known = history < scores.shape[0]  # a draft model may have fewer tokens than its target
     if params.repetition_penalty != 1.0:
-        seen = history.unique()
+        seen = history[is_known].unique()
         penalty = params.repetition_penalty
         scores[seen] = torch.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        tokens, counts = history[row.prompt_len :].unique(return_counts=True)
+        output = history[row.prompt_len :][is_known[row.prompt_len :]]
+        tokens, counts = output.unique(return_counts=True)
         scores[tokens] -= params.presence_penalty + params.frequency_penalty * counts
 
 
@@ -252,6 +260,11 @@ def _mix_32(bits: Tensor) -> Tensor:
     bits = bits ^ (bits >> 15)
     bits = (bits * 0x846CA68B) & _MASK_32
     return bits ^ (bits >> 16)
+
+
+def signed_64(number: int) -> int:
+    """The number that has the same low 64 bits, from -2**63 to 2**63 - 1."""
+    return (number + _SIGN_64 & _MASK_64) - _SIGN_64
 
 
 def _row_keys(seed: int, position: int) -> tuple[int, int]:

@@ -1,26 +1,34 @@
 """What target and drafter have in common: work arrives at any time and is done step by step."""
 
+import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
 
 from workers import step_threads
 from workers.backlog import Backlog
-from workers.errors import KVCacheExhaustedError
+from workers.errors import InvalidRequestError, KVCacheExhaustedError, TandemError
 from workers.model import Model
 from workers.paged_forward import Ranks
 from workers.paged_model import CacheOptions, PagedModel
 from workers.types import WorkerInfo, WorkRequest, WorkResult
+
+logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
 
 
 class StepWorker(ABC, Generic[RequestT, ResultT]):
-    """`submit`, `step` and `release` serve many callers; `run_batch` serves one."""
+    """`submit`, `step` and `release` serve many callers; `run_batch` serves one.
+
+    Whatever is raised on behalf of one sequence ends that sequence, with a result that says why.
+    What a step raises on behalf of all, such as the forward pass, leaves the worker unusable.
+    """
 
     def __init__(
         self,
@@ -33,6 +41,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         self._paged = PagedModel(model, cache, ranks)
         self._backlog: Backlog[RequestT] = Backlog(self._paged.sequences, self._paged.max_model_len)
         self._max_batched_tokens = max_batched_tokens
+        self._failed: list[ResultT] = []
+        """Results of sequences that have failed since they were last taken."""
 
     def start_compiling(self) -> threading.Thread:
         """See PagedModel."""
@@ -44,7 +54,12 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @abstractmethod
     def unanswered(
-        self, seq_id: str, *, needs_tokens_from: int | None = None, is_released: bool = False
+        self,
+        seq_id: str,
+        *,
+        needs_tokens_from: int | None = None,
+        is_released: bool = False,
+        error: str = "",
     ) -> ResultT:
         """The result of a request that was not served."""
 
@@ -98,8 +113,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
     def run_batch(self, batch: Sequence[RequestT]) -> list[ResultT]:
         """Serve a batch to the end, in as many steps as its prefills need.
 
-        Raises KVCacheExhaustedError if it cannot fit beside the sequences that are cached, and
-        ContextLengthError if a sequence could never fit.
+        Raises KVCacheExhaustedError if it cannot fit beside the sequences that are cached.
         """
         results = {result.seq_id: result for request in batch for result in self.submit(request)}
         while len(results) < len(batch):
@@ -116,15 +130,46 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """Accept a request for a coming step; returns the answers that need no step.
 
         An unanswered request for the same sequence is answered as released: its caller has given
-        it up. Raises ContextLengthError.
+        it up. A request that cannot be served is answered with an error.
         """
         results = []
         if request.seq_id in self._backlog:
             results.append(self.unanswered(request.seq_id, is_released=True))
-        cached_len = self._backlog.submit(request)
-        if cached_len is not None:
-            results.append(self.unanswered(request.seq_id, needs_tokens_from=cached_len))
-        return results
+        with self._alone(request.seq_id):
+            self._check(request)
+            cached_len = self._backlog.submit(request)
+            if cached_len is not None:
+                results.append(self.unanswered(request.seq_id, needs_tokens_from=cached_len))
+        return results + self._take_failed()
+
+    def _check(self, request: RequestT) -> None:
+        """Raise InvalidRequestError for tokens that the model cannot run."""
+        lowest, highest = min(request.new_tokens, default=0), max(request.new_tokens, default=0)
+        if lowest < 0 or highest >= self._paged.model.vocab_size:
+            raise InvalidRequestError(
+                f"token id {lowest if lowest < 0 else highest} is unknown to the model; ids go "
+                f"from 0 to {self._paged.model.vocab_size - 1}"
+            )
+
+    @contextmanager
+    def _alone(self, seq_id: str) -> Iterator[None]:
+        """Let whatever is raised within end this sequence and nothing else."""
+        try:
+            yield
+        except TandemError as error:
+            self._fail(seq_id, str(error))
+        except Exception:
+            logger.exception("sequence %s has failed", seq_id)
+            self._fail(seq_id, "internal error; the worker's log says more")
+
+    def _fail(self, seq_id: str, error: str) -> None:
+        """Forget a sequence, and have its result say why."""
+        self._backlog.release([seq_id])
+        self._failed.append(self.unanswered(seq_id, error=error))
+
+    def _take_failed(self) -> list[ResultT]:
+        failed, self._failed = self._failed, []
+        return failed
 
     def step(self) -> tuple[list[ResultT], bool]:
         """Serve some of what waits; returns the answers and whether the model has run.
@@ -134,7 +179,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         results, has_run = self._step()
         for seq_id in self._backlog.take_preempted():
             results.append(self.unanswered(seq_id, needs_tokens_from=0))
-        return results, has_run
+        return results + self._take_failed(), has_run
 
     def release(self, seq_ids: Iterable[str]) -> list[ResultT]:
         """Forget sequences and free their blocks; answers those that were waiting."""

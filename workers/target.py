@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from workers.backlog import WorkItem
+from workers.errors import GenerationFailedError
 from workers.kv_cache import CachedSequence
 from workers.model import Model
 from workers.paged_forward import Ranks
 from workers.paged_model import CacheOptions, Run
-from workers.sampling import SamplingRow, sample
+from workers.sampling import NO_TOKEN, SamplingRow, sample
 from workers.step_worker import StepWorker
 from workers.types import VerifyRequest, VerifyResult
 from workers.verification import judge
@@ -65,10 +68,18 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         return (self._run(plan), True) if plan else ([], False)
 
     def unanswered(
-        self, seq_id: str, *, needs_tokens_from: int | None = None, is_released: bool = False
+        self,
+        seq_id: str,
+        *,
+        needs_tokens_from: int | None = None,
+        is_released: bool = False,
+        error: str = "",
     ) -> VerifyResult:
         return VerifyResult(
-            seq_id=seq_id, needs_tokens_from=needs_tokens_from, is_released=is_released
+            seq_id=seq_id,
+            needs_tokens_from=needs_tokens_from,
+            is_released=is_released,
+            error=error,
         )
 
     def _plan(self) -> list[_PlannedRun]:
@@ -87,7 +98,9 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 num_committed = min(num_committed, budget)
                 if num_committed <= 0:
                     break
-            run = self._make_room(item, num_committed, planned)
+            run = None
+            with self._alone(item.sequence.seq_id):
+                run = self._make_room(item, num_committed, planned)
             if run is None:
                 continue
             plan.append(run)
@@ -129,21 +142,48 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 for run in plan
             ]
         )
-        rows = [row for run in plan if run.is_last for row in _sampling_rows(run)]
-        sampled = iter(sample(logits, rows) if rows else ())
-        results = []
         for run in plan:
             if not run.is_last:
                 run.item.remaining = run.item.remaining[run.num_committed :]
-                continue
-            target_tokens = [next(sampled) for _ in range(run.num_logits)]
-            results.append(self._answer(run, target_tokens))
+        results = []
+        for run, target_tokens in self._sample([run for run in plan if run.is_last], logits):
+            with self._alone(run.item.sequence.seq_id):
+                results.append(self._answer(run, target_tokens))
         return results
 
+    def _sample(
+        self, runs: list[_PlannedRun], logits: Tensor
+    ) -> list[tuple[_PlannedRun, list[int]]]:
+        """The target's own token at each position of each run; a run that fails is left out.
+
+        Shapes: logits [sum(num_logits), vocab], the runs' rows one after the other.
+        """
+        if not runs:
+            return []
+        try:
+            tokens = iter(sample(logits, [row for run in runs for row in _sampling_rows(run)]))
+            return [(run, [next(tokens) for _ in range(run.num_logits)]) for run in runs]
+        except Exception:  # of one of them: each by itself shows whose
+            sampled = []
+            for run, rows in zip(runs, logits.split([run.num_logits for run in runs]), strict=True):
+                with self._alone(run.item.sequence.seq_id):
+                    sampled.append((run, sample(rows, _sampling_rows(run))))
+            return sampled
+
     def _answer(self, run: _PlannedRun, target_tokens: list[int]) -> VerifyResult:
-        """Judge the drafts and roll back those that were rejected."""
+        """Judge the drafts and roll back those that were rejected.
+
+        Raises GenerationFailedError where the model's scores decide no token.
+        """
         verdict = judge(run.draft_tokens, target_tokens)
         sequence = run.item.sequence
+        if verdict.tokens[-1] == NO_TOKEN:
+            raise GenerationFailedError(
+                f"the scores of {self._paged.model.name!r} are not finite numbers at position "
+                f"{sequence.cached_len - len(run.draft_tokens) + verdict.num_accepted}, so no "
+                "token can be chosen; try another prompt, other sampling parameters or "
+                "dtype=float32"
+            )
         committed_len = sequence.cached_len - len(run.draft_tokens)
         self._paged.sequences.truncate(sequence, committed_len + verdict.num_accepted)
         self._backlog.finish(run.item)

@@ -93,6 +93,8 @@ class VerifyResult:
     """When set, nothing was verified: send the committed tokens from this position on."""
     is_released: bool = False
     """The sequence was released, or asked for again, before its turn came."""
+    error: str = ""
+    """Why this sequence cannot go on; the worker has forgotten it. Empty if all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,8 @@ class ProposeResult:
     drafter cannot say."""
     needs_tokens_from: int | None = None
     is_released: bool = False
+    error: str = ""
+    """As in VerifyResult."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +170,8 @@ class WorkResult(Protocol):
     def seq_id(self) -> str: ...
     @property
     def is_released(self) -> bool: ...
+    @property
+    def error(self) -> str: ...
 
 
 ResultT = TypeVar("ResultT")

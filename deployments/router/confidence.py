@@ -171,4 +171,7 @@ class Paths:
 
 
 def _log(confidence: float) -> float:
+    """The logarithm of a confidence within bounds; of what is no number, as if least certain."""
+    if not math.isfinite(confidence):
+        confidence = LEAST_CERTAIN
     return math.log(min(max(confidence, LEAST_CERTAIN), MOST_CERTAIN))

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.transport.worker_client import WorkerClient
@@ -77,7 +79,8 @@ NOTHING = Proposed(drafts={}, compute_s=0.0, is_typical=False)
 class Drafting:
     """Asks drafters for drafts, and lets them catch up when they are behind.
 
-    Nothing here can fail a round: a drafter that is late, lost or behind means no drafts.
+    Nothing here can fail a round: a drafter that is late, lost, behind, or does not keep to what
+    was asked means no drafts.
     """
 
     def __init__(
@@ -92,11 +95,16 @@ class Drafting:
         self._timeout_s = timeout_s
         self._on_done = on_done
         self._catching_up: dict[str, asyncio.Task[None]] = {}
+        self._given_up: set[str] = set()
+        """Sequences that a drafter could not go on with: another would fail alike."""
+        self._releasing: set[asyncio.Task[None]] = set()
 
     def take_ready(self, wanted: Sequence[Wanted]) -> list[Wanted]:
         """Those whose drafter has their tokens; the others' drafters start to catch up."""
         ready = []
         for of_sequence in wanted:
+            if of_sequence.sequence.seq_id in self._given_up:
+                continue
             if self._is_ready(of_sequence.sequence):
                 ready.append(of_sequence)
             else:
@@ -124,8 +132,12 @@ class Drafting:
     def is_catching_up(self, sequence: LiveSequence) -> bool:
         return sequence.seq_id in self._catching_up
 
+    def forget(self, sequence: LiveSequence) -> None:
+        """A sequence has ended."""
+        self._given_up.discard(sequence.seq_id)
+
     def close(self) -> None:
-        for task in self._catching_up.values():
+        for task in (*self._catching_up.values(), *self._releasing):
             task.cancel()
 
     def _is_ready(self, sequence: LiveSequence) -> bool:
@@ -142,16 +154,15 @@ class Drafting:
         batch = [_request(of_sequence) for of_sequence in wanted]
         try:
             reply = await self._client.call(replica_id, batch, timeout_s=self._timeout_s)
-        except WorkerLostError as error:
-            logger.warning("a round goes on without drafts: %s", error)
-            for of_sequence in wanted:
-                of_sequence.sequence.draft.forget()
+            drafts = {
+                request.seq_id: _draft_of(result, request)
+                for of_sequence, request, result in zip(wanted, batch, reply.results, strict=True)
+                if self._note(of_sequence.sequence, request, result, reply.replica_id)
+            }
+        except Exception as error:
+            _log("a round goes on without drafts", error)
+            self._give_back(replica_id, [of_sequence.sequence for of_sequence in wanted])
             return NOTHING
-        drafts = {
-            request.seq_id: Draft(tokens=result.draft_tokens, confidences=result.confidences)
-            for of_sequence, request, result in zip(wanted, batch, reply.results, strict=True)
-            if _note(of_sequence.sequence, request, result, reply.replica_id)
-        }
         num_own = sum(
             len(request.new_tokens) + len(request.assumed_tokens) + request.k for request in batch
         )
@@ -172,14 +183,72 @@ class Drafting:
             reply = await self._client.call(
                 sequence.draft.replica_id, [request], timeout_s=CATCH_UP_TIMEOUT_S
             )
-            _note(sequence, request, reply.results[0], reply.replica_id)
-        except WorkerLostError as error:
-            logger.warning("a drafter did not catch up: %s", error)
-            sequence.draft.forget()
+            self._note(sequence, request, reply.results[0], reply.replica_id)
+        except Exception as error:
+            _log("a drafter did not catch up", error)
+            self._give_back(sequence.draft.replica_id, [sequence])
         finally:
             del self._catching_up[sequence.seq_id]
             if sequence.is_done:
                 self._on_done(sequence)
+
+    def _give_back(self, replica_id: str | None, sequences: Sequence[LiveSequence]) -> None:
+        """Have a replica, or all if it is not known which, free sequences after a failure."""
+        for sequence in sequences:
+            sequence.draft.forget()
+        seq_ids = [sequence.seq_id for sequence in sequences]
+        task = asyncio.create_task(release_on(self._client, replica_id, seq_ids))
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    def _note(
+        self,
+        sequence: LiveSequence,
+        request: ProposeRequest,
+        result: ProposeResult,
+        replica_id: str,
+    ) -> bool:
+        """Remember what the drafter has now; whether it answered the question."""
+        sequence.draft.replica_id = replica_id
+        if result.error:
+            logger.warning("%s goes on without drafts: %s", sequence.seq_id, result.error)
+            self._give_back(replica_id, [sequence])
+            if not sequence.is_done:
+                self._given_up.add(sequence.seq_id)
+            return False
+        if result.needs_tokens_from is not None:
+            sequence.draft.cached_len = max(0, result.needs_tokens_from)
+            return False
+        if result.is_released:
+            return False
+        sequence.draft.cached_len = request.base_len + len(request.new_tokens)
+        return True
+
+
+def _draft_of(result: ProposeResult, request: ProposeRequest) -> Draft:
+    """What a drafter brought, as far as it may be used: k tokens, and confidences above 0."""
+    tokens = result.draft_tokens[: request.k]
+    confidences = result.confidences[: len(tokens)]
+    are_sound = len(confidences) == len(tokens) and all(
+        math.isfinite(confidence) and 0.0 <= confidence <= 1.0 for confidence in confidences
+    )
+    return Draft(tokens=tokens, confidences=confidences if are_sound else ())
+
+
+async def release_on(
+    client: WorkerClient[Any, Any], replica_id: str | None, seq_ids: Sequence[str]
+) -> None:
+    """Free sequences on a replica, or on all; that it cannot be told is logged."""
+    try:
+        await client.release(replica_id, seq_ids)
+    except WorkerLostError as error:
+        # a replica that is gone holds nothing; one that lives forgets idle sequences by itself
+        logger.info("%s not released on %s: %s", seq_ids, replica_id or "any", error)
+
+
+def _log(what: str, error: Exception) -> None:
+    """A lost worker is nothing unusual; of anything else the log says where it comes from."""
+    logger.warning("%s: %s", what, error, exc_info=not isinstance(error, WorkerLostError))
 
 
 def _replica_id(wanted: Wanted) -> str:
@@ -202,17 +271,3 @@ def _request(wanted: Wanted) -> ProposeRequest:
         seed=sequence.params.seed,
         cache_salt=sequence.params.cache_salt,
     )
-
-
-def _note(
-    sequence: LiveSequence, request: ProposeRequest, result: ProposeResult, replica_id: str
-) -> bool:
-    """Remember what the drafter has now; whether it answered the question."""
-    sequence.draft.replica_id = replica_id
-    if result.needs_tokens_from is not None:
-        sequence.draft.cached_len = result.needs_tokens_from
-        return False
-    if result.is_released:
-        return False
-    sequence.draft.cached_len = request.base_len + len(request.new_tokens)
-    return True

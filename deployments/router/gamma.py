@@ -31,9 +31,20 @@ class Outcome:
     num_draft_tokens: int
     num_tested: int
     num_accepted: int
+    num_committed: int
+    """Tokens that the text grew by: fewer than num_accepted + 1 where it ended before."""
     confidences: tuple[float, ...] = ()
     """The drafter's, per draft token; empty where it did not say."""
     is_sampled: bool = False
+
+    @property
+    def num_accepted_in_text(self) -> int:
+        """Accepted drafts before the last committed token, which counts as the target's own."""
+        return max(0, min(self.num_accepted, self.num_committed - 1))
+
+    @property
+    def num_tested_in_text(self) -> int:
+        return min(self.num_tested, self.num_committed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +73,8 @@ class Reason(StrEnum):
     """As before, but one token is drafted to see whether it would pay by now."""
     TRIAL = "trial"
     """As before, but drafts are made as if they paid, to learn what they cost by now."""
+    FAILED = "failed"
+    """Choosing or making drafts raised an error, so there are none."""
 
     @property
     def is_waited_for(self) -> bool:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.router.drafting import DraftClient
+from deployments.router.digest import Digest
+from deployments.router.drafting import DraftClient, release_on
 from deployments.router.gamma import GammaController, Outcome
+from deployments.router.live import Live
 from deployments.router.round import (
     RoundObserver,
     RoundRecord,
@@ -29,7 +31,7 @@ from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies, Speculated, Speculation
 from deployments.transport.worker_client import WorkerClient
 from workers.backlog import MAX_CATCH_UP
-from workers.errors import TandemError, TargetUnavailableError, WorkerLostError
+from workers.errors import TandemError, WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
 logger = logging.getLogger(__name__)
@@ -39,11 +41,8 @@ TargetClient = WorkerClient[VerifyRequest, VerifyResult]
 LONG_PROMPT = 1024
 """Tokens of a prompt whose later parts cost more than their number says, as they attend to all that
 came before."""
-DIGEST_EVERY = 4
-"""Rounds that are learnt from together: after a target's step all that learning needs has to come
-from memory anew, which takes longer than learning does."""
-FIRST_RETRY_S = 0.1
-LAST_RETRY_S = 2.0
+ABANDON_S = 5.0
+"""How long a first round that nobody waits for may take to end by itself; it is cut then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +55,6 @@ class LoopOptions:
     """How long a target may be silent before its sequences move on."""
     recovery_timeout_s: float = 60.0
     """How long a sequence waits for some target to answer before it fails."""
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A sequence and where it stands in the loop."""
-
-    sequence: LiveSequence
-    in_round: bool = False
-    own_round: asyncio.Task[None] | None = None
-    """The round it is in, when that has no other member."""
-    not_before: float = 0.0
-    """After a failure: when to try again, on the loop's clock."""
-    failing_since: float | None = None
 
 
 class RoundLoop:
@@ -86,7 +72,6 @@ class RoundLoop:
     ) -> None:
         self._targets = targets
         self._drafts = drafts
-        self._observer = observer
         self._options = options
         self._clock = clock
         self._speculation = Speculation(
@@ -96,9 +81,9 @@ class RoundLoop:
             on_done=self._release,
             clock=clock,
         )
-        self._live: dict[str, _Live] = {}
+        self._digest = Digest(self._speculation.observe, observer)
+        self._live: dict[str, Live] = {}
         self._busy_targets: set[str] = set()
-        self._undigested: list[RoundRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -108,12 +93,13 @@ class RoundLoop:
 
     def use_gamma(self, gamma: GammaController) -> None:
         """Go on with another controller."""
-        self._digest()  # rounds that were not its own
+        self._digest.run()  # rounds that were not its own
         self._speculation.gamma = gamma
 
     def add(self, sequence: LiveSequence) -> None:
         """Take a sequence on; its stream ends by itself, or by `cancel`."""
-        self._live[sequence.seq_id] = _Live(sequence)
+        self._live[sequence.seq_id] = Live(sequence)
+        self._digest.observe_live(self.num_live)
         self._start_rounds()
 
     def cancel(self, sequence: LiveSequence) -> None:
@@ -123,10 +109,11 @@ class RoundLoop:
             return
         sequence.is_cancelled = True
         if not live.in_round:
-            del self._live[sequence.seq_id]
-            self._release(sequence)
-        elif live.own_round is not None:
+            self._remove(live)
+        elif live.own_round is not None and sequence.target.replica_id is not None:
             live.own_round.cancel()  # it may be a long prefill; its end releases
+        elif live.own_round is not None:
+            self._spawn(self._abandon(live.own_round, sequence.seq_id))
 
     async def close(self) -> None:
         """Stop all rounds; the sequences are lost."""
@@ -136,7 +123,7 @@ class RoundLoop:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start_rounds(self, *, free_target: str | None = None) -> list[_Live]:
+    def _start_rounds(self, *, free_target: str | None = None) -> list[Live]:
         """Start whatever can start: called whenever a sequence becomes ready.
 
         Returns those of `free_target` that are ready: their round is the caller's to run.
@@ -144,7 +131,7 @@ class RoundLoop:
         if self._is_closed:
             return []
         now = self._clock()
-        groups: dict[str, list[_Live]] = {}
+        groups: dict[str, list[Live]] = {}
         waiting: list[LiveSequence] = []
         for live in self._live.values():
             if live.in_round or live.not_before > now:
@@ -153,8 +140,7 @@ class RoundLoop:
             num_missing = len(live.sequence.tokens) - target.cached_len
             is_uncached = target.replica_id is None or target.cached_len == 0
             if is_uncached or num_missing > MAX_CATCH_UP:
-                live.in_round = True
-                live.own_round = self._spawn(self._run_own_round(target.replica_id, live))
+                self._start_own_round(live)
             elif target.replica_id in self._busy_targets:
                 waiting.append(live.sequence)
             elif target.replica_id is not None:
@@ -168,20 +154,53 @@ class RoundLoop:
             self._spawn(self._run_rounds(replica_id, members))
         return to_run
 
-    async def _run_own_round(self, replica_id: str | None, live: _Live) -> None:
+    def _start_own_round(self, live: Live) -> None:
+        """Start a round of one; of sequences that are suspected enough, only one at a time."""
+        if live.suspicion.is_enough and any(
+            other.in_round and other.suspicion.is_enough for other in self._live.values()
+        ):
+            return
+        live.in_round = True
+        live.own_round = self._spawn(self._run_own_round(live))
+        live.own_round.add_done_callback(lambda task: self._end_own_round(live, task))
+
+    def _end_own_round(self, live: Live, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before it started: its `finally` never runs."""
+        if live.own_round is task:
+            self._leave([live])
+            self._start_rounds()
+
+    async def _run_own_round(self, live: Live) -> None:
+        replica_id = live.sequence.target.replica_id
+        if live.suspicion.is_enough:  # on a worker that is known to live
+            try:
+                replica_id = await self._targets.find()
+            except Exception as error:
+                self._try_again([live], error)
+                return
         try:
             await self._run_round(replica_id, [live], num_beside=0, is_same=False)
         finally:
             self._start_rounds()
 
-    async def _run_rounds(self, replica_id: str, members: list[_Live]) -> None:
+    async def _abandon(self, own_round: asyncio.Task[None], seq_id: str) -> None:
+        """Have a first round end that nobody waits for.
+
+        Which replica has it is not known before it answers. All are told to let it go, whereupon
+        that one answers.
+        """
+        await release_on(self._targets, None, [seq_id])
+        await asyncio.wait([own_round], timeout=ABANDON_S)
+        own_round.cancel()
+
+    async def _run_rounds(self, replica_id: str, members: list[Live]) -> None:
         """Round after round of the sequences that share a target.
 
         All in one task: the next round's request is sent before the streams have their turn, which
         hand out the texts of the last one while the workers compute.
         """
         num_beside = 0
-        before: list[_Live] = []
+        before: list[Live] = []
         while members:
             is_same, before = members == before, members
             try:
@@ -193,7 +212,7 @@ class RoundLoop:
                 members = self._start_rounds(free_target=replica_id)
 
     async def _run_round(
-        self, replica_id: str | None, members: list[_Live], *, num_beside: int, is_same: bool
+        self, replica_id: str | None, members: list[Live], *, num_beside: int, is_same: bool
     ) -> int:
         """Returns how many tokens of prompts the target will run beside the next one.
 
@@ -211,16 +230,25 @@ class RoundLoop:
                 if not live.sequence.is_done:
                     live.sequence.fail(TandemError("internal error; the server's log says more"))
         finally:
-            for live in members:
-                live.in_round = False
-                live.own_round = None
-                if live.sequence.is_done:
-                    del self._live[live.sequence.seq_id]
-                    self._release(live.sequence)
+            self._leave(members)
         return num_beside_next
 
+    def _leave(self, members: list[Live]) -> None:
+        """Their round has ended; so have some of them."""
+        for live in members:
+            live.in_round = False
+            live.own_round = None
+            if live.sequence.is_done:
+                self._remove(live)
+
+    def _remove(self, live: Live) -> None:
+        """Let a sequence go that has ended, and free what it holds."""
+        if self._live.pop(live.sequence.seq_id, None) is not None:
+            self._digest.observe_live(self.num_live)
+            self._release(live.sequence)
+
     async def _draft_verify_commit(
-        self, replica_id: str | None, members: list[_Live], num_beside: int, *, is_same: bool
+        self, replica_id: str | None, members: list[Live], num_beside: int, *, is_same: bool
     ) -> int:
         started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
@@ -240,7 +268,7 @@ class RoundLoop:
             reply = await self._targets.call(
                 replica_id, batch, timeout_s=self._options.verify_timeout_s
             )
-        except WorkerLostError as error:
+        except Exception as error:
             self._lose_target(members, error)
             return 0
         verify_s = self._clock() - verify_started
@@ -269,7 +297,7 @@ class RoundLoop:
             verify_compute_s=reply.compute_s,
             total_s=self._clock() - started,
         )
-        self._undigested.append(record)
+        self._digest.add(record)
         return reply.num_prefill_tokens
 
     def _is_disturbed(self, *, is_same: bool, num_beside: int) -> bool:
@@ -284,24 +312,13 @@ class RoundLoop:
 
         While drafters are, if they are asked: they leave cores alone that a target's step needs.
         """
-        is_waited_for = any(record.reason.is_waited_for for record in self._undigested)
-        if is_waited_for or len(self._undigested) >= DIGEST_EVERY:
-            self._digest()
+        if self._digest.is_due:
+            self._digest.run()
         self._speculation.foresee(sequences, num_beside=num_beside)
-
-    def _digest(self) -> None:
-        """Learn from past rounds, and record them. No sequence may hang on that."""
-        records, self._undigested = self._undigested, []
-        for record in records:
-            try:
-                self._speculation.observe(record)
-                self._observer.observe_round(record)
-            except Exception:  # a defect of ours
-                logger.exception("a round is not recorded")
 
     def _commit(
         self,
-        members: Sequence[_Live],
+        members: Sequence[Live],
         batch: Sequence[VerifyRequest],
         reply: Reply[VerifyResult],
         speculated: Speculated,
@@ -309,37 +326,39 @@ class RoundLoop:
         """What became of the drafts, and how many tokens were committed."""
         outcomes, num_committed = [], 0
         for live, request, result in zip(members, batch, reply.results, strict=True):
-            live.failing_since = None
-            live.sequence.target.replica_id = reply.replica_id
-            num_committed += commit(live.sequence, result)
-            if result.num_tested:  # of drafts that there was no room for nothing is known
-                draft = speculated.drafts[request.seq_id]
-                outcomes.append(outcome(live.sequence, draft, result))
+            sequence = live.sequence
+            sequence.target.replica_id = reply.replica_id
+            with live.ended_by_errors():
+                num_new = commit(sequence, result)
+                num_committed += num_new
+                live.note_progress(num_new)
+                if result.num_tested:  # of drafts that there was no room for nothing is known
+                    draft = speculated.drafts[request.seq_id]
+                    outcomes.append(outcome(sequence, draft, result, num_committed=num_new))
         return tuple(outcomes), num_committed
 
-    def _lose_target(self, members: list[_Live], error: WorkerLostError) -> None:
-        """Let the sequences ask another target after a while, or fail when that lasts too long."""
-        now = self._clock()
-        logger.warning("%d sequences lost their target: %s", len(members), error)
+    def _lose_target(self, members: list[Live], error: Exception) -> None:
+        """No answer came: the sequences ask another target, some by themselves, or have failed."""
+        is_defect = not isinstance(error, WorkerLostError)
+        logger.warning(
+            "%d sequences lost their target: %s", len(members), error, exc_info=is_defect
+        )
         for live in members:
             self._release_target(live.sequence)
-            live.sequence.target.forget()
-            live.failing_since = live.failing_since or now
-            failing_s = now - live.failing_since
-            if failing_s > self._options.recovery_timeout_s:
-                live.sequence.fail(
-                    TargetUnavailableError(
-                        f"no target group answered for {failing_s:.0f} s; last error: {error}"
-                    )
-                )
-                continue
-            pause_s = min(LAST_RETRY_S, max(FIRST_RETRY_S, failing_s / 2))
-            live.not_before = now + pause_s
-            # a timer may fire a little early
-            asyncio.get_running_loop().call_later(pause_s + 0.01, self._start_rounds)
+            live.lose_target(error)
+        self._try_again(members, error)
+
+    def _try_again(self, members: list[Live], error: Exception) -> None:
+        for live in members:
+            pause_s = live.try_again(
+                error, now=self._clock(), timeout_s=self._options.recovery_timeout_s
+            )
+            if pause_s is not None:
+                # a timer may fire a little early
+                asyncio.get_running_loop().call_later(pause_s + 0.01, self._start_rounds)
 
     def _release(self, sequence: LiveSequence) -> None:
-        self._digest()  # what was learnt of the sequence is forgotten next
+        self._digest.run()  # what was learnt of the sequence is forgotten next
         self._speculation.forget(sequence)
         self._release_target(sequence)
         if self._drafts is not None:
@@ -352,7 +371,7 @@ class RoundLoop:
         self, client: TargetClient | DraftClient, placement: Placement, seq_id: str
     ) -> None:
         if placement.replica_id is not None:
-            self._spawn(_release_on(client, placement.replica_id, [seq_id]))
+            self._spawn(release_on(client, placement.replica_id, [seq_id]))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` in a context of its own.
@@ -365,13 +384,3 @@ class RoundLoop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _release_on(
-    client: TargetClient | DraftClient, replica_id: str, seq_ids: Sequence[str]
-) -> None:
-    try:
-        await client.release(replica_id, seq_ids)
-    except WorkerLostError as error:
-        # a replica that is gone holds nothing; one that lives forgets idle sequences by itself
-        logger.info("%s not released on %s: %s", seq_ids, replica_id, error)

@@ -8,6 +8,7 @@ from deployments.router.drafting import NO_DRAFT, Draft, Drafts
 from deployments.router.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from workers.backlog import MAX_CATCH_UP
+from workers.errors import GenerationFailedError
 from workers.types import VerifyRequest, VerifyResult
 
 
@@ -39,6 +40,10 @@ class RoundRecord(ObservedRound):
 class RoundObserver(Protocol):
     def observe_round(self, record: RoundRecord) -> None: ...
 
+    def observe_live(self, num_live: int) -> None:
+        """The router has so many sequences now."""
+        ...
+
 
 def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
     base_len = sequence.target.cached_len
@@ -65,7 +70,12 @@ def is_prefill(request: VerifyRequest) -> bool:
 
 
 def commit(sequence: Sequence, result: VerifyResult) -> int:
-    """Take the target's tokens over; returns how many."""
+    """Take the target's tokens over; returns how many.
+
+    Raises GenerationFailedError if the target cannot go on with the sequence.
+    """
+    if result.error:
+        raise GenerationFailedError(result.error)
     if result.needs_tokens_from is not None:
         sequence.target.cached_len = result.needs_tokens_from
         return 0
@@ -75,17 +85,22 @@ def commit(sequence: Sequence, result: VerifyResult) -> int:
     return sequence.commit(result.tokens)
 
 
-def outcome(sequence: Sequence, draft: Draft, result: VerifyResult) -> Outcome:
-    counts = sequence.counts
-    counts.num_rounds += 1
-    counts.num_draft_tokens += len(draft.tokens)
-    counts.num_tested += result.num_tested
-    counts.num_accepted += result.num_accepted
-    return Outcome(
+def outcome(
+    sequence: Sequence, draft: Draft, result: VerifyResult, *, num_committed: int
+) -> Outcome:
+    """What became of a sequence's drafts; counted for its usage as far as it stands in the text."""
+    outcome = Outcome(
         seq_id=sequence.seq_id,
         num_draft_tokens=len(draft.tokens),
         num_tested=result.num_tested,
         num_accepted=result.num_accepted,
+        num_committed=num_committed,
         confidences=draft.confidences,
         is_sampled=sequence.is_sampled,
     )
+    counts = sequence.counts
+    counts.num_rounds += 1
+    counts.num_draft_tokens += outcome.num_draft_tokens
+    counts.num_tested += outcome.num_tested_in_text
+    counts.num_accepted += outcome.num_accepted_in_text
+    return outcome

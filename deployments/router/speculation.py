@@ -1,6 +1,8 @@
 """The draft side of the rounds: how far, by whom, and which of the drafts are verified."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deployments.router.ahead import AheadDrafting, Course
@@ -15,6 +17,8 @@ from deployments.router.gamma import (
 )
 from deployments.router.overlap import Overlap
 from deployments.router.sequence import Sequence as LiveSequence
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,11 @@ class Speculated:
 
 
 class Speculation:
-    """Decides and fetches the drafts of every round of a loop."""
+    """Decides and fetches the drafts of every round of a loop.
+
+    Nothing here can fail a round: whatever policies and drafters raise is logged, and means that
+    there are no drafts.
+    """
 
     def __init__(
         self,
@@ -76,6 +84,12 @@ class Speculation:
 
         `num_beside`: see GammaController.
         """
+        speculated = Speculated(reason=Reason.FAILED, drafts={})
+        with _no_drafts_instead():
+            speculated = await self._draft(sequences, num_beside=num_beside)
+        return speculated
+
+    async def _draft(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> Speculated:
         decision = self.gamma.choose(self._candidates(sequences), num_beside=num_beside)
         wanted = [
             Wanted(sequence=sequence, gamma=gamma, stop_below=stop_below)
@@ -111,12 +125,19 @@ class Speculation:
 
     def go_on(self, speculated: Speculated) -> bool:
         """Let drafters go on while these drafts are verified, if that pays; whether they do."""
-        if not speculated.courses or not self._policies.overlap.choose():
+        if not speculated.courses:
             return False
-        return self._ahead.start(speculated.courses)
+        does_go_on = False
+        with _no_drafts_instead():
+            does_go_on = self._policies.overlap.choose() and self._ahead.start(speculated.courses)
+        return does_go_on
 
     def prepare(self, waiting: Sequence[LiveSequence]) -> None:
         """Let drafters begin with sequences that wait for a target that is busy, if that pays."""
+        with _no_drafts_instead():
+            self._prepare(waiting)
+
+    def _prepare(self, waiting: Sequence[LiveSequence]) -> None:
         if not self._last_gamma or self._drafting is None or not self._policies.overlap.choose():
             return
         wanted = [
@@ -131,7 +152,8 @@ class Speculation:
 
     def foresee(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> None:
         """Think about the next round of these sequences while this one is under way."""
-        self.gamma.prepare(self._candidates(sequences), num_beside=num_beside)
+        with _no_drafts_instead():
+            self.gamma.prepare(self._candidates(sequences), num_beside=num_beside)
 
     def observe(self, observed: ObservedRound) -> None:
         """Learn from a round."""
@@ -140,9 +162,11 @@ class Speculation:
 
     def forget(self, sequence: LiveSequence) -> None:
         """A sequence has ended."""
-        self.gamma.forget(sequence.seq_id)
         if self._drafting is not None:
+            self._drafting.forget(sequence)
             self._ahead.forget(sequence)
+        with _no_drafts_instead():
+            self.gamma.forget(sequence.seq_id)
 
     def close(self) -> None:
         if self._drafting is not None:
@@ -192,6 +216,15 @@ class Speculation:
             return 0
         room = self._policies.max_drafted_len - len(sequence.tokens)
         return max(0, min(self._policies.max_gamma, sequence.num_remaining - 1, room))
+
+
+@contextmanager
+def _no_drafts_instead() -> Iterator[None]:
+    """Log what is raised within, and go on."""
+    try:
+        yield
+    except Exception:
+        logger.exception("the draft side has failed; the round goes on without drafts")
 
 
 def _course(wanted: Wanted, drafts: Drafts, kept: Drafts) -> Course:

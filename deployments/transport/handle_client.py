@@ -1,19 +1,22 @@
 """Workers over Serve handles: finds replicas, balances between them, survives their loss."""
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.transport.messages import StreamAddress
-from workers.errors import WorkerLostError
+from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply
 
 RELEASE_TIMEOUT_S = 30.0
 ADDRESS_TIMEOUT_S = 10.0
+MAX_PINNED = 256
+"""Replicas and methods whose bound handles are kept; those of the longest unused go first."""
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -33,7 +36,7 @@ class HandleClient(Generic[RequestT, ResultT]):
             response_serialization="pickle",
         )
         self._method = method
-        self._pinned: dict[tuple[str, str], Any] = {}
+        self._method_of = functools.lru_cache(MAX_PINNED)(self._bind)
 
     async def call(
         self, replica_id: str | None, batch: Sequence[RequestT], *, timeout_s: float
@@ -41,8 +44,20 @@ class HandleClient(Generic[RequestT, ResultT]):
         reply: Reply[ResultT] = await self._await(replica_id, self._method, timeout_s, list(batch))
         return reply
 
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
-        await self._await(replica_id, "release", RELEASE_TIMEOUT_S, list(seq_ids))
+    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
+        if replica_id is not None:
+            await self._await(replica_id, "release", RELEASE_TIMEOUT_S, list(seq_ids))
+            return
+        try:
+            await self._handle.broadcast("release", list(seq_ids)).results_async(
+                timeout_s=RELEASE_TIMEOUT_S, return_exceptions=True
+            )
+        except (RayError, RayServeException, OSError, TimeoutError) as error:
+            raise WorkerLostError(f"release failed: {error}") from error
+
+    async def find(self) -> str:
+        address: StreamAddress = await self._await(None, "stream_address", ADDRESS_TIMEOUT_S)
+        return address.replica_id
 
     async def stream_address(self, replica_id: str) -> StreamAddress:
         """Where a replica listens, or another if it is gone; raises WorkerLostError."""
@@ -63,11 +78,12 @@ class HandleClient(Generic[RequestT, ResultT]):
             response.cancel()
             raise WorkerLostError(f"{method} brought no answer in {timeout_s:g} s") from None
         except (RayError, RayServeException, OSError) as error:
+            if isinstance(error, RayTaskError):  # the replica's own exception, if by actor call
+                raise WorkerFailedError(f"{method} failed: {error.cause}") from error
             raise WorkerLostError(f"{method} failed: {error}") from error
+        except Exception as error:  # the replica's own exception, if by Serve's gRPC
+            raise WorkerFailedError(f"{method} failed: {error}") from error
 
-    def _method_of(self, session_id: str, method: str) -> Any:
-        """The bound remote method; made once per replica, as `options` is not cheap."""
-        key = (session_id, method)
-        if key not in self._pinned:
-            self._pinned[key] = self._handle.options(session_id=session_id, method_name=method)
-        return self._pinned[key]
+    def _bind(self, session_id: str, method: str) -> Any:
+        """The bound remote method; `options` is not cheap, so it is kept per replica."""
+        return self._handle.options(session_id=session_id, method_name=method)

@@ -9,11 +9,12 @@ number at a time, and gets an Answer to each that asks for work.
 """
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from workers.types import (
     ProposeRequest,
@@ -27,6 +28,8 @@ from workers.types import (
 
 LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 64 * 1024**2
+# numbers that are not finite arrive as they are, instead of as null, which is no number at all
+CONFIG = ConfigDict(ser_json_inf_nan="constants")
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
@@ -54,7 +57,7 @@ class Call(Generic[RequestT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Generic[ResultT]):
-    """The reply to a `run`, or why there is none."""
+    """The reply to a `run`, or why it failed: by what it carried, or with a step that ran it."""
 
     call_id: int
     reply: Reply[ResultT] | None = None
@@ -66,10 +69,11 @@ class Codec(Generic[RequestT, ResultT]):
 
     def __init__(self, request: type[RequestT], result: type[ResultT]) -> None:
         # mypy takes no variables as type arguments; pydantic does
-        self._call: TypeAdapter[Call[RequestT]] = TypeAdapter(_of(Call, request))
-        self._answer: TypeAdapter[Answer[ResultT]] = TypeAdapter(_of(Answer, result))
+        self._call: TypeAdapter[Call[RequestT]] = TypeAdapter(_of(Call, request), config=CONFIG)
+        self._answer: TypeAdapter[Answer[ResultT]] = TypeAdapter(_of(Answer, result), config=CONFIG)
 
     def encode_call(self, call: Call[RequestT]) -> bytes:
+        """Raises ValueError."""
         return frame(self._call.dump_json(call, exclude_defaults=True))
 
     def decode_call(self, payload: bytes) -> Call[RequestT]:
@@ -77,11 +81,22 @@ class Codec(Generic[RequestT, ResultT]):
         return self._call.validate_json(payload)
 
     def encode_answer(self, answer: Answer[ResultT]) -> bytes:
+        """Raises ValueError."""
         return frame(self._answer.dump_json(answer, exclude_defaults=True))
 
     def decode_answer(self, payload: bytes) -> Answer[ResultT]:
         """Raises ValueError."""
         return self._answer.validate_json(payload)
+
+
+def call_id_of(payload: bytes) -> int | None:
+    """The call that a message belongs to which is otherwise not understood, if it says so."""
+    try:
+        message = json.loads(payload)
+    except ValueError:
+        return None
+    call_id = message.get("call_id") if isinstance(message, dict) else None
+    return call_id if isinstance(call_id, int) else None
 
 
 def _of(generic: Any, argument: type[Any]) -> Any:

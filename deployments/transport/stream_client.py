@@ -8,9 +8,16 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from deployments.transport.messages import Call, Codec, FrameProtocol, StreamAddress, frame
+from deployments.transport.messages import (
+    Call,
+    Codec,
+    FrameProtocol,
+    StreamAddress,
+    call_id_of,
+    frame,
+)
 from deployments.transport.worker_client import WorkerClient
-from workers.errors import WorkerLostError
+from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -31,7 +38,7 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
     def __init__(self, codec: Codec[RequestT, ResultT]) -> None:
         super().__init__()
         self._codec = codec
-        self._call_ids = itertools.count()
+        self._call_ids = itertools.count(1)  # 0 is the default, which is not sent
         self._waiting: dict[int, asyncio.Future[Reply[ResultT]]] = {}
 
     @classmethod
@@ -53,10 +60,16 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         return not self.transport.is_closing()
 
     async def call(self, batch: Sequence[RequestT], *, timeout_s: float) -> Reply[ResultT]:
-        """Raises WorkerLostError; a call that fails or is cancelled releases its sequences."""
+        """Raises WorkerLostError, and WorkerFailedError if it may be by what the batch carries.
+
+        A call that fails or is cancelled releases its sequences.
+        """
         events = asyncio.get_running_loop()
         call_id = next(self._call_ids)
-        self._send(Call(kind="run", call_id=call_id, batch=tuple(batch)))
+        try:
+            self._send(Call(kind="run", call_id=call_id, batch=tuple(batch)))
+        except ValueError as error:
+            raise WorkerFailedError(f"a call cannot be written: {error}") from error
         answer: asyncio.Future[Reply[ResultT]] = events.create_future()
         self._waiting[call_id] = answer
         deadline = events.call_later(
@@ -84,14 +97,24 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         self.transport.write(self._codec.encode_call(call))
 
     def frame_received(self, payload: bytes) -> None:
-        answer = self._codec.decode_answer(payload)
-        waiting = self._waiting.pop(answer.call_id, None)
-        if waiting is None or waiting.done():
+        try:
+            answer = self._codec.decode_answer(payload)
+        except ValueError as error:
+            call_id = call_id_of(payload)
+            if call_id is None:
+                raise
+            self._fail(call_id, f"an answer cannot be read: {error}")
             return
-        if answer.reply is not None:
+        if answer.reply is None:
+            self._fail(answer.call_id, answer.error)
+        elif (waiting := self._waiting.pop(answer.call_id, None)) and not waiting.done():
             waiting.set_result(answer.reply)
-        else:
-            _lose(waiting, f"a worker failed: {answer.error}")
+
+    def _fail(self, call_id: int, reason: str) -> None:
+        """End one call; the stream and its other calls go on."""
+        waiting = self._waiting.pop(call_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(WorkerFailedError(f"a worker failed: {reason}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = self._error or error or "the connection ended"
@@ -144,11 +167,20 @@ class StreamClient(Generic[RequestT, ResultT]):
         self._start_opening(reply.replica_id)
         return reply
 
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
-        if (stream := self._open_stream(replica_id)) is not None:
+    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
+        stream = self._open_stream(replica_id) if replica_id is not None else None
+        if stream is not None:
             stream.release(seq_ids)
         else:
             await self._fallback.release(replica_id, seq_ids)
+
+    async def find(self) -> str:
+        replica_id = await self._fallback.find()
+        if self._open_stream(replica_id) is None:
+            self._start_opening(replica_id)
+            if (opening := self._opening.get(replica_id)) is not None:
+                await asyncio.shield(opening)
+        return replica_id
 
     def close(self) -> None:
         for task in self._opening.values():
@@ -167,10 +199,17 @@ class StreamClient(Generic[RequestT, ResultT]):
         is_pending = replica_id in self._streams or replica_id in self._opening
         if is_pending or self._clock() < self._not_before.get(replica_id, 0.0):
             return
+        self._forget_the_lost()
         # not in the request's context, which Serve cancels with the request
         self._opening[replica_id] = asyncio.create_task(
             self._open(replica_id), context=contextvars.Context()
         )
+
+    def _forget_the_lost(self) -> None:
+        """Replicas come and go; what is known of those that have gone must not pile up."""
+        now = self._clock()
+        self._streams = {name: s for name, s in self._streams.items() if s.is_open}
+        self._not_before = {name: t for name, t in self._not_before.items() if t > now}
 
     async def _open(self, replica_id: str) -> None:
         try:

@@ -14,6 +14,7 @@ from deployments.transport.messages import (
     Codec,
     FrameProtocol,
     StreamAddress,
+    call_id_of,
 )
 from workers.types import Reply, WorkRequest, WorkResult
 
@@ -96,13 +97,25 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
 
     def frame_received(self, payload: bytes) -> None:
         if self._is_authentic:
-            self._take(self._server.codec.decode_call(payload))
+            self._hear(payload)
         elif secrets.compare_digest(payload, self._server.token.encode()):
             self._is_authentic = True
             self._token_timer.cancel()
             self._max_bytes = MAX_MESSAGE_BYTES
         else:
             raise ValueError("the token is wrong")
+
+    def _hear(self, payload: bytes) -> None:
+        """Take a call, or refuse one that cannot be read; raises ValueError if it is no call."""
+        try:
+            call = self._server.codec.decode_call(payload)
+        except ValueError as error:
+            call_id = call_id_of(payload)
+            if call_id is None:
+                raise
+            self._answer(call_id, error)
+        else:
+            self._take(call)
 
     def _take(self, call: Call[RequestT]) -> None:
         match call.kind:
@@ -114,11 +127,19 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
                 self._server.run(call.batch, partial(self._answer, call.call_id))
 
     def _answer(self, call_id: int, outcome: Reply[ResultT] | Exception) -> None:
-        if isinstance(outcome, Exception):  # the router's loop decides what becomes of it
-            logger.warning("a call failed: %s", outcome)
-            error = f"{type(outcome).__name__}: {outcome}"
-            answer: Answer[ResultT] = Answer(call_id=call_id, error=error)
-        else:
-            answer = Answer(call_id=call_id, reply=outcome)
-        if not self.transport.is_closing():
-            self.transport.write(self._server.codec.encode_answer(answer))
+        if self.transport.is_closing():
+            return
+        try:
+            message = self._encode(call_id, outcome)
+        except ValueError as error:
+            message = self._encode(call_id, error)
+        self.transport.write(message)
+
+    def _encode(self, call_id: int, outcome: Reply[ResultT] | Exception) -> bytes:
+        """Raises ValueError."""
+        if not isinstance(outcome, Exception):
+            return self._server.codec.encode_answer(Answer(call_id=call_id, reply=outcome))
+        # the router's loop decides what becomes of it
+        logger.warning("a call failed: %s", outcome)
+        reason = f"{type(outcome).__name__}: {outcome}"
+        return self._server.codec.encode_answer(Answer(call_id=call_id, error=reason))

@@ -1,7 +1,8 @@
 """What a router may ask of one kind of worker, whatever carries the question.
 
-Everything that goes wrong with a remote call means the same to the router, that no answer came,
-and is raised as WorkerLostError: the sequences' truth is there, so it asks again elsewhere.
+Whatever goes wrong with a remote call, no answer came, which is raised as WorkerLostError: the
+sequences' truth is in the router, so it asks again elsewhere. WorkerFailedError says besides that
+what the call carried may be the cause.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,16 @@ class WorkerClient(Protocol[RequestT, ResultT]):
     async def call(
         self, replica_id: str | None, batch: Sequence[RequestT], *, timeout_s: float
     ) -> Reply[ResultT]:
-        """Serve a batch on a replica, or on any; raises WorkerLostError.
+        """Serve a batch on a replica, or on any; raises WorkerLostError or WorkerFailedError.
 
         A replica that is gone is replaced by another, which will ask for the tokens it lacks.
         """
         ...
 
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
-        """Let a replica forget sequences; raises WorkerLostError."""
+    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
+        """Let a replica forget sequences, or all replicas; raises WorkerLostError."""
+        ...
+
+    async def find(self) -> str:
+        """The id of a replica that answers now; raises WorkerLostError."""
         ...

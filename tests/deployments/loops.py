@@ -86,11 +86,12 @@ async def running_loop(
     overlap: bool = False,
     drafts: LocalWorkers | ScriptedDrafter | None = None,
     num_targets: int = 1,
+    targets: LocalWorkers | None = None,
     options: LoopOptions = FAST,
     cache: CacheOptions = CACHE,
     max_gamma: int = 8,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
-    targets = LocalWorkers(
+    targets = targets or LocalWorkers(
         lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
     )
     observer = RecordingObserver()

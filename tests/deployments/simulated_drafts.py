@@ -26,6 +26,7 @@ def judge(
         num_draft_tokens=len(chances),
         num_tested=min(num_accepted + 1, len(chances)),
         num_accepted=num_accepted,
+        num_committed=num_accepted + 1,
         confidences=tuple(confidences),
         is_sampled=is_sampled,
     )

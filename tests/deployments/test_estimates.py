@@ -35,7 +35,11 @@ class TestAcceptance:
     def test_untested_positions_follow_the_others(self) -> None:
         estimator = AcceptanceEstimator()
         for _ in range(100):
-            estimator.observe(Outcome(seq_id="a", num_draft_tokens=2, num_tested=2, num_accepted=2))
+            estimator.observe(
+                Outcome(
+                    seq_id="a", num_draft_tokens=2, num_tested=2, num_accepted=2, num_committed=3
+                )
+            )
         first, second, third = estimator.survival("a", 3)
         assert first > second > third > 0.8
 
@@ -43,7 +47,11 @@ class TestAcceptance:
         """A drafter that is right once, and then never."""
         estimator = AcceptanceEstimator()
         for _ in range(100):
-            estimator.observe(Outcome(seq_id="a", num_draft_tokens=4, num_tested=2, num_accepted=1))
+            estimator.observe(
+                Outcome(
+                    seq_id="a", num_draft_tokens=4, num_tested=2, num_accepted=1, num_committed=2
+                )
+            )
         first, second = estimator.survival("a", 2)
         assert first > 0.9
         assert second < 0.2

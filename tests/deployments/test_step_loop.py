@@ -8,7 +8,7 @@ import pytest
 
 from deployments.step_loop import StepLoop
 from tests.tiny_models import save_model
-from workers.errors import ContextLengthError
+from workers.errors import WorkerFailedError
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import MIN_PREFILL_CHUNK, Target
@@ -78,12 +78,10 @@ async def test_concurrent_calls_share_steps(start_loop: Callable[..., Loop]) -> 
 async def test_a_bad_request_fails_alone(start_loop: Callable[..., Loop]) -> None:
     loop = start_loop()
     bad = make_request("bad", tokens=[1] * 500)
-    good, refused = await asyncio.gather(
-        run(loop, [make_request("good")]), run(loop, [bad]), return_exceptions=True
-    )
-    assert isinstance(refused, ContextLengthError)
-    assert not isinstance(good, BaseException)
-    assert good[0].tokens
+    good, refused = await run(loop, [make_request("good"), bad])
+    assert "500 tokens" in refused.error
+    assert good.tokens
+    assert not good.error
     (again,) = await run(loop, [make_request("other")])
     assert again.tokens
 
@@ -317,11 +315,36 @@ async def test_a_worker_that_fails_tells_its_callers(
         raise MemoryError("out of memory")
 
     monkeypatch.setattr(loop.worker, "step", fail)
-    with pytest.raises(RuntimeError, match="the worker has failed: out of memory"):
+    with pytest.raises(WorkerFailedError, match="the worker has failed: out of memory"):
         await run(loop, [make_request("s")])
     assert isinstance(loop.failure, MemoryError)
-    with pytest.raises(RuntimeError, match="the worker has failed"):
+    with pytest.raises(WorkerFailedError, match="the worker has failed"):
         await run(loop, [make_request("s")])
+
+
+async def test_a_sweep_that_fails_is_logged_and_not_the_last(
+    start_loop: Callable[..., Loop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("deployments.step_loop.SWEEP_S", 0.005)
+    clock = Clock()
+    loop = start_loop(clock)
+    await run(loop, [make_request("old")])
+    sweep = loop._sweep_once
+    errors = iter([ArithmeticError("a defect")])
+
+    def fail_once() -> None:
+        for error in errors:
+            raise error
+        sweep()
+
+    monkeypatch.setattr(loop, "_sweep_once", fail_once)
+    clock.now = 200.0
+    async with asyncio.timeout(5):
+        while loop.worker.num_sequences:
+            await asyncio.sleep(0.001)
+    assert "a defect" in caplog.text
 
 
 async def test_a_call_that_waits_long_is_told_so_and_goes_on_where_it_was(

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,8 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import RayServeException
 
 from deployments.transport import stream_server
+from deployments.transport.handle_client import MAX_PINNED, HandleClient
 from deployments.transport.messages import (
     MAX_MESSAGE_BYTES,
     VERIFY,
@@ -21,7 +25,7 @@ from deployments.transport.messages import (
 )
 from deployments.transport.stream_client import StreamClient
 from deployments.transport.stream_server import StreamServer
-from workers.errors import ContextLengthError, WorkerLostError
+from workers.errors import ContextLengthError, WorkerFailedError, WorkerLostError
 from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
 
 Server = StreamServer[VerifyRequest, VerifyResult]
@@ -77,8 +81,15 @@ class Replica:
         self.num_by_handle += 1
         return await self._run(batch)
 
-    async def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
+    async def release(
+        self,
+        replica_id: str | None,  # noqa: ARG002
+        seq_ids: Sequence[str],
+    ) -> None:
         self.released += seq_ids
+
+    async def find(self) -> str:
+        return "replica"
 
     async def stream_address(self, replica_id: str) -> StreamAddress:  # noqa: ARG002
         if self.address is None:
@@ -255,7 +266,7 @@ async def test_an_error_of_the_worker_loses_the_call_alone(
     replica: Replica, client: Client
 ) -> None:
     replica.error = ContextLengthError("too long by 3")
-    with pytest.raises(WorkerLostError, match="ContextLengthError: too long by 3"):
+    with pytest.raises(WorkerFailedError, match="ContextLengthError: too long by 3"):
         await client.call("replica", [make_request()], timeout_s=1)
     replica.error = None
     assert (await client.call("replica", [make_request()], timeout_s=1)).results
@@ -366,3 +377,149 @@ async def test_who_reads_no_answers_is_not_heard(
         assert replica.num_by_stream < num_calls
         answered = {(await read_answer(reader)).call_id for _ in range(num_calls)}
         assert answered == set(range(num_calls))
+
+
+class TestCallsThatFailAlone:
+    """A message that cannot be written or read ends its own call; the stream carries the others."""
+
+    async def check_others(self, replica: Replica, client: Client) -> None:
+        (stream,) = client._streams.values()
+        assert stream.is_open
+        before = replica.num_by_stream
+        assert (await client.call("replica", [make_request()], timeout_s=PATIENCE_S)).results
+        assert replica.num_by_stream == before + 1
+
+    async def test_a_call_that_is_too_long(
+        self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("deployments.transport.messages.MAX_MESSAGE_BYTES", 200)
+        with pytest.raises(WorkerFailedError, match="cannot be written: a message of"):
+            await client.call(
+                "replica", [make_request(new_tokens=(1,) * 500)], timeout_s=PATIENCE_S
+            )
+        await self.check_others(replica, client)
+
+    async def test_a_call_that_the_worker_cannot_read(
+        self, replica: Replica, client: Client
+    ) -> None:
+        wrong: Any = make_request(seed="seven")
+        with (
+            pytest.warns(UserWarning, match="Expected `int`"),
+            pytest.raises(WorkerFailedError, match="valid integer"),
+        ):
+            await client.call("replica", [wrong], timeout_s=PATIENCE_S)
+        await self.check_others(replica, client)
+
+    async def test_an_answer_that_is_too_long(
+        self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replica.may_answer.clear()
+        request = make_request(new_tokens=(1,) * 500)
+        call = asyncio.create_task(client.call("replica", [request], timeout_s=PATIENCE_S))
+        await until(lambda: replica.num_by_stream == 1)
+        monkeypatch.setattr("deployments.transport.messages.MAX_MESSAGE_BYTES", 300)
+        replica.may_answer.set()
+        with pytest.raises(WorkerFailedError, match="a message of"):
+            await call
+        await self.check_others(replica, client)
+
+    async def test_an_answer_that_cannot_be_read(
+        self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (stream,) = client._streams.values()
+        with monkeypatch.context() as patch:
+            broken = frame(b'{"call_id": 2, "reply": {"replica_id": null}}')
+            patch.setattr(VERIFY, "encode_answer", lambda _: broken)
+            assert next(stream._call_ids) == 1
+            with pytest.raises(WorkerFailedError, match="an answer cannot be read"):
+                await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
+        await self.check_others(replica, client)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_numbers_that_are_not_finite_arrive_as_they_are(self, value: float) -> None:
+        reply = dataclasses.replace(make_reply([make_request()]), compute_s=value)
+        arrived = VERIFY.decode_answer(VERIFY.encode_answer(Answer(call_id=1, reply=reply))[4:])
+        assert arrived.reply is not None
+        assert repr(arrived.reply.compute_s) == repr(value)
+
+
+async def test_replicas_that_have_gone_are_not_remembered(replica: Replica) -> None:
+    """Every call is answered by another replica, as over months of updates."""
+    names = [f"replica-{number}" for number in range(50)]
+    now = 0.0
+    client: Client = StreamClient(replica, VERIFY, clock=lambda: now)
+    for name in names:
+        client._start_opening(name)
+        await until(lambda: not client._opening)
+        now += 60.0
+    assert len(client._streams) + len(client._not_before) <= 2
+    client.close()
+
+
+async def test_a_replica_is_found_with_its_stream(replica: Replica) -> None:
+    client: Client = StreamClient(replica, VERIFY, clock=time.monotonic)
+    assert await client.find() == "replica"
+    assert await client.find() == "replica"
+    await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
+    assert (replica.num_by_stream, replica.num_by_handle) == (1, 0)
+    client.close()
+
+
+class Handle:
+    """A Serve handle whose calls end as told, and which counts what is bound to it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.num_bound = 0
+        self.was_cancelled = False
+        self._error = error
+
+    def options(self, **options: Any) -> "Handle":
+        self.num_bound += "session_id" in options
+        return self
+
+    def remote(self, *_: object) -> "Handle":
+        return self
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+    def __await__(self) -> Any:
+        raise self._error
+        yield
+
+
+class TestHandles:
+    def client(self, error: Exception) -> tuple[Handle, Any]:
+        handle: Any = Handle(error)
+        return handle, HandleClient(handle, "verify")
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            RuntimeError("tandem::sample() Expected a value"),
+            WorkerFailedError("the worker has failed"),
+            RayTaskError("verify", "a traceback", ValueError("a cause")),
+        ],
+    )
+    async def test_what_a_replica_raises_may_be_by_what_it_was_sent(self, error: Exception) -> None:
+        _, client = self.client(error)
+        with pytest.raises(WorkerFailedError, match="verify failed"):
+            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
+
+    @pytest.mark.parametrize(
+        "error",
+        [ActorDiedError(), RayServeException("no replica"), ConnectionResetError("reset")],
+    )
+    async def test_a_replica_that_is_gone_is_lost_without_a_word(self, error: Exception) -> None:
+        _, client = self.client(error)
+        with pytest.raises(WorkerLostError) as lost:
+            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
+        assert not isinstance(lost.value, WorkerFailedError)
+
+    async def test_handles_of_replicas_that_have_gone_are_let_go(self) -> None:
+        handle, client = self.client(ActorDiedError())
+        for number in range(2 * MAX_PINNED):
+            with pytest.raises(WorkerLostError):
+                await client.release(f"replica-{number}", ["s"])
+        assert handle.num_bound == 2 * MAX_PINNED
+        assert client._method_of.cache_info().currsize == MAX_PINNED

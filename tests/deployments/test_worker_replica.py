@@ -13,7 +13,7 @@ from deployments.args import AppArgs
 from deployments.transport.messages import VERIFY
 from deployments.transport.stream_client import WorkerStream
 from deployments.worker_replica import WorkerReplica
-from workers.errors import WorkerLostError
+from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
 PATIENCE_S = 10.0
@@ -76,6 +76,8 @@ class Worker:
 
 class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
     worker: Any
+    ended_by: str | None = None
+    """Why its process would have ended."""
 
     @classmethod
     async def start(cls) -> "Replica":
@@ -89,6 +91,9 @@ class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
             num_threads=1,
         )
         return replica
+
+    def _end(self, reason: str) -> None:
+        self.ended_by = reason
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
         async with asyncio.timeout(PATIENCE_S):
@@ -233,10 +238,12 @@ async def test_a_worker_that_fails_tells_all_its_callers(replica: Replica, verif
     replica.worker.let(1)
     late = make_request("late")
     for call in [waiting, verify(late), replica.verify([late])]:
-        with pytest.raises((RuntimeError, WorkerLostError), match="has failed: out of memory"):
+        with pytest.raises(WorkerFailedError, match="has failed: out of memory"):
             await call
     with pytest.raises(RuntimeError, match="the worker has failed"):
         replica.check_health()
+    await until(lambda: replica.ended_by is not None)
+    assert replica.ended_by == "a step has failed: out of memory"
 
 
 async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -18,7 +19,7 @@ from tests.workers.decoding import (
     generate,
     make_prompt,
 )
-from workers.errors import ConfigError, ContextLengthError
+from workers.errors import ConfigError
 from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -232,8 +233,9 @@ def test_a_second_request_answers_the_first_as_released(tiny_model: Callable[...
 def test_too_long_a_sequence_is_refused(tiny_model: Callable[..., Model]) -> None:
     target = Target(tiny_model("llama"), CacheOptions(block_size=4, max_model_len=16))
     request = VerifyRequest(seq_id="s", base_len=10, new_tokens=(1,) * 7, prompt_len=2)
-    with pytest.raises(ContextLengthError, match=r"17 tokens.*at most 16"):
-        target.submit(request)
+    (refused,) = target.submit(request)
+    assert re.search(r"17 tokens.*at most 16", refused.error)
+    assert target.num_waiting == target.num_sequences == 0
 
 
 @pytest.mark.parametrize("gamma", [0, 4])

@@ -49,7 +49,7 @@ int64_t find_highest(const T* scores, int64_t count) {
   for (int64_t i = from; i < count; ++i) {
     if (static_cast<float>(scores[i]) == highest) return i;
   }
-  return 0;  // no score is a number
+  return 0;  // no score is above -inf
 }
 
 template <typename T>
@@ -69,14 +69,17 @@ struct Row {
 };
 
 struct Choice {
-  int64_t token;
+  int64_t token;  // -1: the highest score is no finite number
   float confidence;
 };
+
+constexpr Choice kNoChoice = {-1, 0.0f};
 
 // weight_of_probability: of a confidence; none where nobody asks how sure a choice is.
 template <typename T>
 Choice choose_greedily(const T* scores, int64_t count, std::optional<double> weight_of_probability) {
   const int64_t token = find_highest(scores, count);
+  if (!std::isfinite(static_cast<float>(scores[token]))) return kNoChoice;
   const bool is_asked = weight_of_probability.has_value();
   return {token, is_asked ? share_of(static_cast<float>(scores[token]), scores, count) : 0.0f};
 }
@@ -97,6 +100,7 @@ Choice choose_sampled(const T* scores, int64_t count, const Row& row,
     perturbed[i] += law[i];
   }
   const int64_t token = find_highest(perturbed, count);
+  if (!std::isfinite(perturbed[token])) return kNoChoice;
   if (!weight_of_probability) return {token, 0.0f};
   const float highest = highest_of(law, count);
   const double probability = std::exp(law[token] - highest) * share_of(highest, law, count);

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from workers.backlog import WorkItem
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.packed_linear import has_streams
 from workers.paged_model import CacheOptions, Run
-from workers.sampling import SamplingRow, sample_with_confidence
+from workers.sampling import NO_TOKEN, SamplingRow, sample_with_confidence
 from workers.step_worker import StepWorker
 from workers.types import ProposeRequest, ProposeResult
 
@@ -34,11 +35,13 @@ class _Drafting:
     """Whether the item is answered after this step."""
     draft_tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    has_ended: bool = False
+    """Whether the model's scores decided no token, so that drafting cannot go on."""
 
     @property
     def wants_more(self) -> bool:
         is_sure = math.prod(self.confidences) >= self.item.request.stop_below
-        return is_sure and len(self.draft_tokens) < self.k
+        return is_sure and len(self.draft_tokens) < self.k and not self.has_ended
 
     @property
     def sequence(self) -> CachedSequence:
@@ -78,11 +81,22 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         return self.run_batch(batch)
 
     def unanswered(
-        self, seq_id: str, *, needs_tokens_from: int | None = None, is_released: bool = False
+        self,
+        seq_id: str,
+        *,
+        needs_tokens_from: int | None = None,
+        is_released: bool = False,
+        error: str = "",
     ) -> ProposeResult:
         return ProposeResult(
-            seq_id=seq_id, needs_tokens_from=needs_tokens_from, is_released=is_released
+            seq_id=seq_id,
+            needs_tokens_from=needs_tokens_from,
+            is_released=is_released,
+            error=error,
         )
+
+    def _check(self, request: ProposeRequest) -> None:
+        """Refuse nothing: the target knows its tokens, and those unknown here are stood in for."""
 
     def _step(self) -> tuple[list[ProposeResult], bool]:
         plan = self._plan()
@@ -92,7 +106,12 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         drafting = plan
         while drafting := [entry for entry in drafting if entry.wants_more]:
             self._draft(drafting)
-        return [self._answer(entry) for entry in plan if entry.is_last], True
+        answers = []
+        for entry in plan:
+            if entry.is_last and entry.sequence.seq_id in self._backlog:
+                with self._alone(entry.sequence.seq_id):
+                    answers.append(self._answer(entry))
+        return answers, True
 
     def _plan(self) -> list[_Drafting]:
         """Every short item, then prompts up to the token budget."""
@@ -106,7 +125,9 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
                 num_committed = min(num_committed, budget)
                 if num_committed <= 0:
                     break
-            entry = self._make_room(item, num_committed, [e.sequence for e in plan])
+            entry = None
+            with self._alone(item.sequence.seq_id):
+                entry = self._make_room(item, num_committed, [e.sequence for e in plan])
             if entry is not None:
                 plan.append(entry)
                 budget -= num_committed
@@ -162,8 +183,23 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         logits = self._paged.run(runs)
         if not drafting:
             return
+        try:
+            self._sample(drafting, logits)
+        except Exception:  # of one of them: each by itself shows whose
+            for row, entry in enumerate(drafting):
+                has_failed = True
+                with self._alone(entry.sequence.seq_id):
+                    self._sample([entry], logits[row : row + 1])
+                    has_failed = False
+                entry.has_ended |= has_failed
+
+    def _sample(self, drafting: list[_Drafting], logits: Tensor) -> None:
+        """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
         tokens, confidences = sample_with_confidence(logits, [_sampling_row(e) for e in drafting])
         for entry, token, confidence in zip(drafting, tokens, confidences, strict=True):
+            if token == NO_TOKEN or not math.isfinite(confidence):
+                entry.has_ended = True
+                continue
             entry.draft_tokens.append(token)
             entry.confidences.append(round(confidence, CONFIDENCE_DIGITS))
 

@@ -1,0 +1,48 @@
+"""What rounds teach the policies and tell the metrics, a few rounds at a time."""
+
+import logging
+from collections.abc import Callable
+
+from deployments.router.gamma import ObservedRound
+from deployments.router.round import RoundObserver, RoundRecord
+
+logger = logging.getLogger(__name__)
+
+DIGEST_EVERY = 4
+"""Rounds that are learnt from together: after a target's step all that learning needs has to come
+from memory anew, which takes longer than learning does."""
+
+
+class Digest:
+    """Keeps records until they are learnt from. No sequence may hang on that: errors are logged."""
+
+    def __init__(self, learn: Callable[[ObservedRound], None], observer: RoundObserver) -> None:
+        self._learn = learn
+        self._observer = observer
+        self._records: list[RoundRecord] = []
+
+    @property
+    def is_due(self) -> bool:
+        is_waited_for = any(record.reason.is_waited_for for record in self._records)
+        return is_waited_for or len(self._records) >= DIGEST_EVERY
+
+    def add(self, record: RoundRecord) -> None:
+        """Keep what a round did."""
+        self._records.append(record)
+
+    def run(self) -> None:
+        """Learn from all rounds that were kept."""
+        records, self._records = self._records, []
+        for record in records:
+            try:
+                self._learn(record)
+                self._observer.observe_round(record)
+            except Exception:  # a defect of ours
+                logger.exception("a round is not recorded")
+
+    def observe_live(self, num_live: int) -> None:
+        """Tell how many sequences there are now."""
+        try:
+            self._observer.observe_live(num_live)
+        except Exception:  # a defect of ours
+            logger.exception("the number of sequences is not recorded")
