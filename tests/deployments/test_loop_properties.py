@@ -137,7 +137,11 @@ class Targets:
         if replica_id not in world.caches:  # meanwhile
             raise self._end(replica_id, batch, is_said=False)
         results = tuple(self._verify(world.caches[replica_id], request) for request in batch)
-        await world.pass_time()
+        try:
+            await world.pass_time()
+        except asyncio.CancelledError:  # as every client does
+            await self.release(replica_id, [request.seq_id for request in batch])
+            raise
         return make_reply(replica_id, results)
 
     def _end(

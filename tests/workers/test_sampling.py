@@ -17,6 +17,7 @@ from transformers import (
 
 from workers import native
 from workers.sampling import (
+    NO_TOKEN,
     SamplingRow,
     gumbel_noise,
     perturbed_scores,
@@ -242,8 +243,8 @@ class TestOperator:
         scores = torch.randn(60, 9).T
         assert self.highest(scores)[0] == scores.argmax(-1).tolist()
 
-    def test_a_token_is_there_even_if_no_score_is_a_number(self) -> None:
-        assert self.highest(torch.full((1, 600), float("nan")))[0] == [0]
+    def test_no_token_is_decided_where_no_score_is_a_number(self) -> None:
+        assert self.highest(torch.full((1, 600), float("nan")))[0] == [NO_TOKEN]
 
     @pytest.mark.parametrize("vocab_size", [1, 15, 16, 255, 257, 100_003])
     def test_noise_is_the_same_bit_by_bit(self, vocab_size: int) -> None:
