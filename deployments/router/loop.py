@@ -244,8 +244,8 @@ class RoundLoop:
     def _remove(self, live: Live) -> None:
         """Let a sequence go that has ended, and free what it holds."""
         if self._live.pop(live.sequence.seq_id, None) is not None:
-            self._digest.observe_live(self.num_live)
             self._release(live.sequence)
+            self._digest.observe_live(self.num_live)  # after its last round
 
     async def _draft_verify_commit(
         self, replica_id: str | None, members: list[Live], num_beside: int, *, is_same: bool
