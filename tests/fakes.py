@@ -21,7 +21,7 @@ class CharacterTokenizer:
         return [CHARACTERS.index(character) for character in text]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002
-        return "".join(CHARACTERS[token] for token in token_ids)
+        return "".join(CHARACTERS[token % len(CHARACTERS)] for token in token_ids)
 
 
 class LocalWorkers:

@@ -41,14 +41,23 @@ class IncrementalDecoder:
         context = self._decode(self._tokens[self._context_start : self._emitted_until])
         text = self._decode(self._tokens[self._context_start :])
         is_settled = is_final or not text.endswith(REPLACEMENT)
-        if len(text) <= len(context) or not is_settled:
+        num_known = len(context)
+        if context.endswith(REPLACEMENT):  # the prompt may have begun a character
+            num_known = _num_common(context, text)
+        if len(text) <= num_known or not is_settled:
             return ""
         self._context_start = self._emitted_until
         self._emitted_until = len(self._tokens)
-        return text[len(context) :]
+        return text[num_known:]
 
     def _decode(self, tokens: list[int]) -> str:
         return self._decoder.decode(tokens, skip_special_tokens=True)
+
+
+def _num_common(first: str, second: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 class StopStrings:
