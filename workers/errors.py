@@ -3,6 +3,7 @@
 TandemError
   ConfigError                 at start: the message names the option, its value and the fix
     ModelNotFoundError        no such model id or folder
+    DamagedModelError         files of the model are cut off, empty, missing or no files at all
     UnsupportedModelError     the model cannot be served by the paged attention interface
     VocabularyMismatchError   draft and target do not speak the same tokens
   InvalidRequestError         the client's request is wrong; names the field
@@ -26,6 +27,10 @@ class ConfigError(TandemError):
 
 
 class ModelNotFoundError(ConfigError):
+    pass
+
+
+class DamagedModelError(ConfigError):
     pass
 
 
@@ -70,3 +75,8 @@ class WorkerLostError(TandemError):
 
 class KVCacheExhaustedError(TandemError):
     pass
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, to be quoted in one of ours."""
+    return str(error).strip().split("\n", 1)[0]

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from workers import attention
 from workers.attention import AttentionBatch, Chunk, LayerCache, LayerObserver, LayerSpec
+from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu_kernel import CpuKernel
-from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError, first_line
 from workers.packed_linear import pack_linears
 from workers.paged_kernel import PagedKernel
 from workers.varlen_kernel import VarlenKernel
@@ -171,6 +171,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be 'auto', {_one_of(DTYPES)}")
     resolved_device = resolve_device(device)
+    check_checkpoint(name)
     config = load_config(name)
     attention.register()
     module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device, tp_size)
@@ -204,23 +205,18 @@ def resolve_device(device: str) -> torch.device:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The configuration of a model; raises ModelNotFoundError or UnsupportedModelError."""
-    if _looks_like_path(name) and not Path(name).is_dir():
-        raise ModelNotFoundError(
-            f"model {name!r}: there is no such folder on this machine; give the path of a folder "
-            "with config.json and weights, or a Hugging Face model id"
-        )
+    """The configuration of a model.
+
+    Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError.
+    """
+    read_config(name)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
-    except (ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"model {name!r} has no usable config.json: {error}") from error
-    except OSError as error:
-        raise ModelNotFoundError(f"model {name!r} was not found: {first_line(error)}") from error
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # each class checks its fields in its own way
+        raise UnsupportedModelError(
+            f"model {name!r} has no usable config.json: {type(error).__name__}: {first_line(error)}"
+        ) from error
     return config
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 
 def _load_weights(
@@ -314,7 +310,3 @@ def max_position_of(name: str, config: PreTrainedConfig) -> int:
 
 def _one_of(names: Sequence[str] | dict[str, Any]) -> str:
     return " or ".join(repr(name) for name in names)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -17,8 +17,8 @@ from cluster.demo import bundled
 from cluster.placement import check_tensor_parallel
 from workers import attention
 from workers.drafters.model import SMALL_MODEL_BYTES
-from workers.errors import UnsupportedModelError
-from workers.model import DTYPES, first_line, load_config, max_position_of, observe_layers
+from workers.errors import UnsupportedModelError, first_line
+from workers.model import DTYPES, load_config, max_position_of, observe_layers
 
 # How the styles of transformers' plans cut a parameter: along its outputs, the last dimension but
 # one, or along its inputs, the last.
