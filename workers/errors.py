@@ -78,5 +78,9 @@ class KVCacheExhaustedError(TandemError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, to be quoted in one of ours."""
-    return str(error).strip().split("\n", 1)[0]
+    """The first line of another library's error, to be quoted in one of ours.
+
+    A line that only announces the next one is joined to it.
+    """
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{first} {others[0]}" if first.endswith(":") and others else first

@@ -26,8 +26,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "torchao": ("torchao",),
     "vptq": ("vptq",),
 }
-# What the weights of a method are unpacked to where the device cannot multiply by them as they are.
-UNPACKED_TO_BF16 = frozenset({"fp8", "mxfp4"})
+# Methods whose weights become bfloat16 whatever dtype the rest of the model is given.
+UNPACKED_TO_BF16 = frozenset({"fp8"})
 # Formats of safetensors in which nobody stores weights that are not quantized.
 QUANTIZED_DTYPES = ("F8_", "F6_", "F4")
 INTEGER_DTYPES = frozenset({"I8", "U8", "I16", "I32"})

@@ -1,28 +1,21 @@
 """A folder that cannot be served is refused by what its files say, in one sentence."""
 
-import json
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import save_model
+from tests.tiny_models import edit_json, save_model
 from workers import quantization
 from workers.checkpoint import check_checkpoint
 from workers.errors import ConfigError, DamagedModelError, ModelNotFoundError, UnsupportedModelError
 from workers.model import load_model
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000000\n"
-
-
-def edit_json(path: Path, **changes: Any) -> None:
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**content, **changes}))
 
 
 def keep_only(folder: Path, *names: str) -> None:
