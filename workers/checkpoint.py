@@ -27,6 +27,7 @@ from workers.errors import (
 )
 from workers.safetensors_header import read_header
 
+CONFIG = "config.json"
 LFS_POINTER = b"version https://git-lfs"
 GGUF_MAGIC = b"GGUF"
 # In the order in which transformers looks for them.
@@ -61,7 +62,7 @@ def read_config(name: str) -> dict[str, Any]:
     Raises: ModelNotFoundError, DamagedModelError, and UnsupportedModelError for what is no model
     of transformers.
     """
-    config = read_json(name, "config.json")
+    config = read_json(name, CONFIG)
     if config is None:
         raise _explain_missing_config(name, Path(name))
     model_type = config.get("model_type")
@@ -108,6 +109,8 @@ def _find_file(name: str, file: str) -> Path | None:
     try:
         return Path(hf_hub_download(name, file))
     except LocalEntryNotFoundError as error:
+        if file != CONFIG:  # of a model that is here; offline, what it lacks looks like this
+            return None
         raise ModelNotFoundError(
             f"model {name!r} was not found: it is no folder here, {file} is not in the Hugging "
             "Face cache, and the hub cannot be reached"
@@ -134,7 +137,7 @@ def _looks_like_path(name: str) -> bool:
 
 def _folder_of(name: str) -> Path:
     """Where the model's files lie; those of a Hugging Face id perhaps not all yet."""
-    config = _find_file(name, "config.json")
+    config = _find_file(name, CONFIG)
     assert config is not None  # it has been read
     return config.parent
 

@@ -6,11 +6,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import edit_json, save_model
-from workers import quantization
+from workers import checkpoint, quantization
 from workers.checkpoint import check_checkpoint
 from workers.errors import ConfigError, DamagedModelError, ModelNotFoundError, UnsupportedModelError
 from workers.model import load_model
@@ -212,6 +218,52 @@ def test_a_folder_that_is_not_there_says_so() -> None:
 def test_a_name_that_cannot_be_an_id_says_so() -> None:
     with pytest.raises(ModelNotFoundError, match="neither a folder here nor a model"):
         check_checkpoint("no such model")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the files of "someone/model" have been cached."""
+    folder = tmp_path / "snapshot"
+    save_model(folder)
+
+    def download(name: str, file: str) -> str:
+        response = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
+        if name == "someone/gated":
+            raise GatedRepoError("gated", response=response)
+        if name == "someone/offline" or not (folder / file).is_file():
+            raise LocalEntryNotFoundError("not cached")
+        if name != "someone/model":
+            raise RepositoryNotFoundError("unknown", response=response)
+        return str(folder / file)
+
+    monkeypatch.setattr(checkpoint, "hf_hub_download", download)
+    return folder
+
+
+def test_of_an_id_what_has_been_fetched_is_looked_at(hub: Path) -> None:
+    check_checkpoint("someone/model")
+    assert checkpoint.read_json("someone/model", "added_tokens.json") is None
+    (hub / "model.safetensors").write_text(LFS_POINTER)
+    with pytest.raises(DamagedModelError, match=r"'someone/model': model.safetensors is a Git-LFS"):
+        check_checkpoint("someone/model")
+    (hub / "model.safetensors").unlink()
+    check_checkpoint("someone/model")  # its weights will be fetched
+    edit_json(hub / "model.safetensors.index.json", weight_map={"a": "not-yet.safetensors"})
+    check_checkpoint("someone/model")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("someone/gated", "is gated: accept its licence"),
+        ("someone/offline", "the hub cannot be reached"),
+        ("someone/else", "neither a folder here nor a model"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_ids_that_cannot_be_fetched_say_why(name: str, reason: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=reason):
+        check_checkpoint(name)
 
 
 def test_code_of_a_known_model_type_is_left_alone(tmp_path: Path) -> None:
