@@ -124,7 +124,7 @@ class AppArgs(BaseModel):
     prefix_caching: Literal["on", "off"] = "on"
     """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads of a target step; by default all cores of its machine."""
+    """CPU threads of a target step; by default all cores that its process may use."""
     draft_num_threads: int = Field(default=1, ge=1)
     """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
     would slow the target down."""

@@ -1,7 +1,6 @@
 """What a rank of a target group loads: alike for all ranks. Imports torch."""
 
-import os
-
+from cluster.cores import usable_cores
 from cluster.demo import bundled
 from cluster.placement import check_tensor_parallel
 from deployments.args import AppArgs
@@ -39,6 +38,5 @@ def target_cache(args: AppArgs) -> CacheOptions:
 
 
 def num_target_threads(args: AppArgs) -> int:
-    """Of each rank: by default the ranks share the cores of their machine."""
-    num_cores = len(os.sched_getaffinity(0))
-    return args.target_num_threads or max(1, num_cores // args.tensor_parallel_size)
+    """Of each rank: by default the ranks share the cores that this process may use."""
+    return args.target_num_threads or max(1, usable_cores() // args.tensor_parallel_size)

@@ -1,10 +1,14 @@
 """Tiny random models, made on the fly."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 97
 MAX_POSITION = 256
@@ -69,6 +73,33 @@ SUPPORTED = {
     "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
     "smollm3": ("SmolLM3Config", _COMMON),
 }
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+# Served too, with parts that others lack.
+RARE = {
+    "hunyuan_v1_moe": ("HunYuanMoEV1Config", {**_COMMON, **_EXPERTS, "head_dim": 8}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "phimoe": ("PhimoeConfig", {**_COMMON, **_EXPERTS, "sliding_window": MAX_POSITION}),
+    "olmoe": ("OlmoeConfig", {**_COMMON, **_EXPERTS}),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            "head_dim": 8,
+            "layer_types": ["full_attention"] * 3,
+            "no_rope_layers": [1, 0, 1],
+            "attn_temperature_tuning": False,
+        },
+    ),
+}
 UNSUPPORTED = {
     "falcon": (
         "FalconConfig",
@@ -83,13 +114,28 @@ UNSUPPORTED = {
         "BloomConfig",
         {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     ),
+    "doge": ("DogeConfig", {**_COMMON, "head_dim": 8}),
+    "diffllama": ("DiffLlamaConfig", {**_COMMON, "head_dim": 8}),
+    "mpt": (
+        "MptConfig",
+        {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+    ),
     "qwen3_next": ("Qwen3NextConfig", _COMMON),
+    "rwkv": (
+        "RwkvConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "attention_hidden_size": 32,
+        },
+    ),
     "bert": ("BertConfig", {**_UNGROUPED}),
 }
 
 
 def make_config(family: str, **changes: object) -> PreTrainedConfig:
-    class_name, arguments = {**SUPPORTED, **UNSUPPORTED}[family]
+    class_name, arguments = {**SUPPORTED, **RARE, **UNSUPPORTED}[family]
     config: PreTrainedConfig = getattr(transformers, class_name)(**{**arguments, **changes})
     return config
 
@@ -106,3 +152,18 @@ def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: ob
             parameter += torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.1)
     model.save_pretrained(folder)
     return str(folder)
+
+
+def save_tokenizer(folder: Path, words: Sequence[str], **special_tokens: str) -> None:
+    """Write a tokenizer of whole words, the first of which stands for unknown ones too."""
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=words[0]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens).save_pretrained(folder)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change some entries of a JSON file; None removes one."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    content |= changes
+    kept = {key: value for key, value in content.items() if value is not None}
+    path.write_text(json.dumps(kept))

@@ -11,6 +11,7 @@ in a group: B sequences, Q queries each, C context slots each.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,34 +223,24 @@ def _varlen_batch(chunks: Sequence[Chunk], device: torch.device) -> VarlenBatch:
     )
 
 
-class LayerObserver:
-    """Stands in for an AttentionBatch when a model is loaded, to learn its layers' shapes.
+class AttentionObserver(ABC):
+    """Stands in for an AttentionBatch where a model is looked at, not served."""
 
-    Reading head counts from the configuration means guessing the names that each architecture
-    gives them; what reaches the attention function is the truth.
-    """
-
-    def __init__(self) -> None:
-        self.specs: dict[int, LayerSpec] = {}
-        self.is_causal = True
-
+    @abstractmethod
     def observe(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, is_plain: bool
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        rule: ScoreRule,
     ) -> Tensor:
-        """Note the shapes and attend causally.  # [1, H, N, D] -> [1, N, H, D]"""
-        self.specs[_layer_index(module)] = LayerSpec(
-            num_heads=query.shape[1],
-            num_kv_heads=key.shape[1],
-            key_dim=key.shape[3],
-            value_dim=value.shape[3],
-            is_plain=is_plain,
-        )
-        self.is_causal &= bool(getattr(module, "is_causal", True))
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return output.transpose(1, 2)
+        """What the layer's attention is to be.  # [1, H, N, D] -> [1, N, H, D]"""
 
 
-def _layer_index(module: nn.Module) -> int:
+def layer_index(module: nn.Module) -> int:
+    """Which layer an attention module is of."""
     index = module.layer_idx
     assert isinstance(index, int)
     return index
@@ -260,16 +251,16 @@ def paged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - of transformers' interface, never given
+    attention_mask: Tensor | None,
     *,
-    attention_batch: AttentionBatch | LayerObserver | None = None,
+    attention_batch: AttentionBatch | AttentionObserver | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer.
+    """The function that transformers calls in every layer; masks are for observers only.
 
     Shapes: query [1, H, N, D], key and value [1, K, N, D]; result [1, N, H, D].
     """
@@ -278,14 +269,13 @@ def paged_attention(
             f"{type(module).__name__} does not pass its caller's arguments on to the attention "
             "interface, so the cache cannot reach it"
         )
-    is_plain = softcap is None and s_aux is None
-    if isinstance(attention_batch, LayerObserver):
-        return attention_batch.observe(module, query, key, value, is_plain=is_plain), None
-    layer = attention_batch.layers[_layer_index(module)]
-    layer.keys.index_copy_(0, attention_batch.slot_mapping, key[0].transpose(0, 1))
-    layer.values.index_copy_(0, attention_batch.slot_mapping, value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = ScoreRule(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
+    if isinstance(attention_batch, AttentionObserver):
+        return attention_batch.observe(module, query, key, value, attention_mask, rule), None
+    layer = attention_batch.layers[layer_index(module)]
+    layer.keys.index_copy_(0, attention_batch.slot_mapping, key[0].transpose(0, 1))
+    layer.values.index_copy_(0, attention_batch.slot_mapping, value[0].transpose(0, 1))
     if layer.kernel is not None:
         varlen = attention_batch.varlen
         assert varlen is not None

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from workers import attention, cpu_kernel, machine_cache, native, packed_linear, step_probe
 from workers.attention import AttentionBatch, LayerCache
-from workers.model import DTYPES, Model, StepInputs, first_line, load_model
+from workers.errors import first_line
+from workers.model import DTYPES, Model, StepInputs, load_model
 from workers.paged_kernel import PagedKernel, VarlenBatch
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 TandemError
   ConfigError                 at start: the message names the option, its value and the fix
     ModelNotFoundError        no such model id or folder
+    DamagedModelError         files of the model are cut off, empty, missing or no files at all
     UnsupportedModelError     the model cannot be served by the paged attention interface
     VocabularyMismatchError   draft and target do not speak the same tokens
   InvalidRequestError         the client's request is wrong; names the field
@@ -28,6 +29,10 @@ class ConfigError(TandemError):
 
 
 class ModelNotFoundError(ConfigError):
+    pass
+
+
+class DamagedModelError(ConfigError):
     pass
 
 
@@ -80,3 +85,12 @@ class WorkerFailedError(WorkerLostError):
 
 class KVCacheExhaustedError(TandemError):
     pass
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, to be quoted in one of ours.
+
+    A line that only announces the next one is joined to it.
+    """
+    first, *others = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{first} {others[0]}" if first.endswith(":") and others else first

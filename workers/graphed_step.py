@@ -15,7 +15,8 @@ from torch import Tensor
 
 from workers import step_probe
 from workers.attention import AttentionBatch, LayerCache
-from workers.model import Model, StepInputs, first_line
+from workers.errors import first_line
+from workers.model import Model, StepInputs
 from workers.paged_kernel import VarlenBatch
 
 logger = logging.getLogger(__name__)

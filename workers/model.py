@@ -3,18 +3,20 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.distributed.configuration_utils import DistributedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from workers import attention
-from workers.attention import AttentionBatch, Chunk, LayerCache, LayerObserver, LayerSpec
+from workers.attention import AttentionBatch, Chunk, LayerCache, LayerSpec
+from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu_kernel import CpuKernel
-from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from workers.end_tokens import find_end_tokens
+from workers.errors import ConfigError, UnsupportedModelError, first_line
+from workers.loading import load_weights
+from workers.observation import observe_layers
 from workers.packed_linear import pack_linears
 from workers.paged_kernel import PagedKernel
 from workers.varlen_kernel import VarlenKernel
@@ -26,7 +28,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-CACHED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -54,6 +55,8 @@ class Model:
     vocab_size: int
     max_position: int
     """The longest sequence the positions of the model allow."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a text; see `end_tokens`."""
     device: torch.device
     dtype: torch.dtype
     num_weight_bytes: int
@@ -63,16 +66,6 @@ class Model:
     def slot_bytes(self) -> int:
         """Cache bytes per token."""
         return sum(spec.slot_bytes(self.dtype) for spec in self.layer_specs)
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        generation = self.module.generation_config
-        eos = generation.eos_token_id if generation is not None else None
-        if eos is None:
-            eos = self.module.config.get_text_config().eos_token_id
-        if eos is None:
-            return ()
-        return tuple(eos) if isinstance(eos, list) else (int(eos),)
 
     def make_cache(self, num_blocks: int, block_size: int) -> tuple[LayerCache, ...]:
         """Uninitialised cache tensors of all layers; memory is touched only as it is used."""
@@ -166,23 +159,27 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
         tp_size: ranks that share the weights, of which this process is one: each reads its shard
             only. All load at a time, after they have met in a torch.distributed process group.
 
-    Raises: ModelNotFoundError, UnsupportedModelError, ConfigError.
+    Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError, ConfigError.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be 'auto', {_one_of(DTYPES)}")
     resolved_device = resolve_device(device)
+    check_checkpoint(name)
     config = load_config(name)
-    attention.register()
-    module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device, tp_size)
+    module = load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device, tp_size)
     module.train(mode=False)
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
-    if tp_size == 1:  # of layers that other ranks share, transformers wraps the calls
-        pack_linears(module)
+    layer_specs = observe_layers(name, module)
+    # of layers that other ranks share, transformers wraps the calls
+    if tp_size == 1 and pack_linears(module):
+        observe_layers(name, module)  # whether its code is content with layers that are packed
+    vocab_size = int(config.get_text_config().vocab_size)
     return Model(
         name=name,
         module=module,
-        layer_specs=observe_layers(name, module),
-        vocab_size=int(config.get_text_config().vocab_size),
+        layer_specs=layer_specs,
+        vocab_size=vocab_size,
+        eos_token_ids=find_end_tokens(name, vocab_size),
         max_position=max_position_of(name, config),
         device=module.device,
         dtype=module.dtype,
@@ -204,96 +201,18 @@ def resolve_device(device: str) -> torch.device:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The configuration of a model; raises ModelNotFoundError or UnsupportedModelError."""
-    if _looks_like_path(name) and not Path(name).is_dir():
-        raise ModelNotFoundError(
-            f"model {name!r}: there is no such folder on this machine; give the path of a folder "
-            "with config.json and weights, or a Hugging Face model id"
-        )
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name)
-    except (ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"model {name!r} has no usable config.json: {error}") from error
-    except OSError as error:
-        raise ModelNotFoundError(f"model {name!r} was not found: {first_line(error)}") from error
-    return config
+    """The configuration of a model.
 
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
-
-
-def _load_weights(
-    name: str,
-    config: PreTrainedConfig,
-    dtype: torch.dtype | str,
-    device: torch.device,
-    tp_size: int,
-) -> PreTrainedModel:
-    architectures = config.architectures or []
-    where: dict[str, Any] = {"device_map": {"": device}}
-    if tp_size > 1:
-        where = {"distributed_config": DistributedConfig(tp_size=tp_size, tp_plan="auto")}
-    try:
-        # typed as the model alone, but a pair when the loading info is asked for
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            **where,
-            attn_implementation=attention.ATTENTION_NAME,
-            output_loading_info=True,
-        )
-    except OSError as error:
-        raise ModelNotFoundError(f"model {name!r}: {first_line(error)}") from error
-    except (ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"model {name!r} ({config.model_type}) cannot be loaded as a causal language model: "
-            f"{first_line(error)}"
-        ) from error
-    module, loading = loaded
-    if loading["missing_keys"]:
-        raise UnsupportedModelError(
-            f"model {name!r} ({', '.join(architectures) or config.model_type}) is no causal "
-            f"language model: its checkpoint lacks {sorted(loading['missing_keys'])[0]!r}"
-        )
-    if not isinstance(module, PreTrainedModel):
-        raise UnsupportedModelError(f"model {name!r} is not a transformers model")
-    return module
-
-
-def observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
-    """Learn each attention layer's shape by running two tokens through the model.
-
-    Raises: UnsupportedModelError if some layer does not pass through the attention function, or
-    keeps another state than keys and values.
+    Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError.
     """
-    config = module.config.get_text_config()
-    kind = f"model {name!r} ({config.model_type})"
-    odd_layers = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYER_TYPES
-    if odd_layers:
+    read_config(name)
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # each class checks its fields in its own way
         raise UnsupportedModelError(
-            f"{kind} has layers of type {_one_of(sorted(odd_layers))}, whose state cannot be "
-            "paged and rolled back; only full and sliding-window attention can be served"
-        )
-    observer = LayerObserver()
-    tokens = torch.zeros(1, 2, dtype=torch.long, device=module.device)
-    with torch.inference_mode():
-        module(
-            input_ids=tokens,
-            position_ids=torch.arange(2, device=module.device)[None],
-            use_cache=False,
-            attention_batch=observer,
-        )
-    num_layers = int(config.num_hidden_layers)
-    if sorted(observer.specs) != list(range(num_layers)):
-        raise UnsupportedModelError(
-            f"{kind} cannot be served: {len(observer.specs)} of its {num_layers} layers go through "
-            "transformers' attention interface, and all of them must"
-        )
-    if not observer.is_causal:
-        raise UnsupportedModelError(f"{kind} has no causal attention, so it cannot generate text")
-    return tuple(observer.specs[index] for index in range(num_layers))
+            f"model {name!r} has no usable config.json: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    return config
 
 
 def max_position_of(name: str, config: PreTrainedConfig) -> int:
@@ -314,7 +233,3 @@ def max_position_of(name: str, config: PreTrainedConfig) -> int:
 
 def _one_of(names: Sequence[str] | dict[str, Any]) -> str:
     return " or ".join(repr(name) for name in names)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

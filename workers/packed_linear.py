@@ -9,6 +9,7 @@ for oneDNN's bf16 one elsewhere.
 import operator
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,22 @@ from workers import huge_pages, native
 
 # The layout is chosen for products of about this many tokens: a verification's.
 TYPICAL_NUM_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFacts:
+    """What a module may ask of a weight that has been laid out anew; its numbers are gone.
+
+    Some ask for the dtype, to convert their inputs to it. What would multiply by it fails.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "WeightFacts":
+        return cls(shape=weight.shape, dtype=weight.dtype, device=weight.device)
 
 
 class StreamedLinear(nn.Module):
@@ -32,6 +49,7 @@ class StreamedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
+        self.weight = WeightFacts.of(linear.weight)
         weight = huge_pages.moved(torch.ops.tandem.stream_weight(linear.weight))
         self.register_buffer("_weight", weight, persistent=False)
         bias = None if linear.bias is None else linear.bias.detach().float()
@@ -54,6 +72,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
+        self.weight = WeightFacts.of(linear.weight)
         self.bias = linear.bias
         # opaque to all other operators, and neither parameter nor buffer: it cannot be moved
         packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight, TYPICAL_NUM_TOKENS)

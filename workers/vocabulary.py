@@ -1,9 +1,8 @@
 """Whether two models speak the same tokens."""
 
-from transformers import AutoTokenizer
-
 from workers.errors import VocabularyMismatchError
 from workers.model import load_config
+from workers.tokenizer import find_tokenizer
 
 
 def check_same_vocabulary(target: str, draft: str) -> None:
@@ -34,10 +33,9 @@ def check_same_vocabulary(target: str, draft: str) -> None:
 
 
 def _load_vocabulary(name: str) -> dict[str, int] | None:
-    """Token to id, or None for a folder without a tokenizer."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError):
+    """Token to id, or None for a model without a tokenizer."""
+    tokenizer = find_tokenizer(name)
+    if tokenizer is None:
         return None
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary

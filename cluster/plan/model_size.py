@@ -17,8 +17,10 @@ from cluster.demo import bundled
 from cluster.placement import check_tensor_parallel
 from workers import attention
 from workers.drafters.model import SMALL_MODEL_BYTES
-from workers.errors import UnsupportedModelError
-from workers.model import DTYPES, first_line, load_config, max_position_of, observe_layers
+from workers.errors import UnsupportedModelError, first_line
+from workers.loading import check_class, explain
+from workers.model import DTYPES, load_config, max_position_of
+from workers.observation import observe_layers
 
 # How the styles of transformers' plans cut a parameter: along its outputs, the last dimension but
 # one, or along its inputs, the last.
@@ -124,17 +126,15 @@ def _choose_dtype(
 def _build_without_weights(
     name: str, config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
+    check_class(name, config)
     attention.register()
     try:
         with torch.device("meta"):
             module: Any = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention.ATTENTION_NAME
             )
-    except (ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"model {name!r} ({config.model_type}) cannot be built as a causal language model: "
-            f"{first_line(error)}"
-        ) from error
+    except Exception as error:  # each architecture fails in its own way
+        raise explain(name, config, error) from error
     assert isinstance(module, PreTrainedModel)
     module.train(mode=False)
     return module

@@ -11,8 +11,8 @@ from workers.errors import ModelNotFoundError
 def load_tokenizer(name: str) -> Tokenizer:
     """Raises ModelNotFoundError for a model without a tokenizer."""
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # of many libraries, such as one that is not installed
         reason = str(error).strip().split("\n", 1)[0]
         raise ModelNotFoundError(
             f"target {name!r} has no tokenizer that can be loaded: {reason}; put its tokenizer "

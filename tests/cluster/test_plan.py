@@ -38,7 +38,8 @@ from workers import attention
 from workers.drafters import model as draft_model
 from workers.drafters.model import load_draft_model
 from workers.errors import ConfigError
-from workers.model import load_model, observe_layers
+from workers.model import load_model
+from workers.observation import observe_layers
 from workers.paged_model import CacheOptions, PagedModel
 
 WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode", "gpt_oss"}

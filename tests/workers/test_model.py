@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.tiny_models import SUPPORTED, UNSUPPORTED, VOCAB_SIZE, make_config, save_model
+from tests.tiny_models import RARE, SUPPORTED, UNSUPPORTED, VOCAB_SIZE, make_config, save_model
 from workers.attention import Chunk
 from workers.cpu_kernel import CpuKernel
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
@@ -78,7 +78,7 @@ def test_logits_are_the_same_in_any_batch(
         assert torch.equal(of_batch, of_single_tokens)
 
 
-@pytest.mark.parametrize("family", sorted(SUPPORTED))
+@pytest.mark.parametrize("family", sorted({**SUPPORTED, **RARE}))
 @pytest.mark.parametrize("path", ["kernel", "gather"])
 def test_paged_forward_equals_the_models_own(
     path: str, family: str, tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch

@@ -167,3 +167,14 @@ def test_nothing_is_packed_where_torch_lacks_the_kernels(monkeypatch: pytest.Mon
 def test_without_the_operators_nothing_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_linear.native, "load_operators", lambda: False)
     assert not packed_linear.has_streams(torch.float32)
+
+
+@of_streamed_dtypes
+def test_a_packed_layer_still_says_what_its_weight_was(dtype: torch.dtype) -> None:
+    """Some models ask, to convert their inputs; what would multiply by it fails."""
+    module = nn.Sequential(nn.Linear(6, 4, dtype=dtype))
+    assert pack_linears(module) == 1
+    weight = module[0].weight
+    assert (weight.shape, weight.dtype, weight.device.type) == ((4, 6), dtype, "cpu")
+    with pytest.raises(TypeError):
+        nn.functional.linear(torch.ones(1, 6, dtype=dtype), weight)

@@ -3,19 +3,15 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
-from tests.tiny_models import save_model
+from tests.tiny_models import save_model, save_tokenizer
 from workers.errors import VocabularyMismatchError
 from workers.vocabulary import check_same_vocabulary
 
 
 def save_with_tokenizer(folder: Path, vocab_size: int, words: list[str]) -> str:
     save_model(folder, vocab_size=vocab_size)
-    vocabulary = {word: index for index, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=words[0]))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    save_tokenizer(folder, words)
     return str(folder)
 
 

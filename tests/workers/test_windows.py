@@ -1,0 +1,104 @@
+"""Rolling back drafts across the edge of a sliding window changes no text."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.tiny_models import VOCAB_SIZE
+from tests.workers.decoding import CACHE, GREEDY, Drafts, generate, make_prompt
+from workers.drafters.model import ModelDrafter
+from workers.model import Model
+from workers.target import Target
+from workers.types import ProposeRequest
+
+WINDOW = 32
+NUM_TOKENS = 40
+GAMMA = 8
+NUM_SHARED = 24
+PROMPT_LENS = (20, 31, 33, 44)
+FAMILIES = ["gemma3", "mistral", "gpt_oss"]
+
+
+def half_wrong(drafter: ModelDrafter) -> Drafts:
+    """What the drafter proposes from its own cache, spoilt every other time."""
+    cached_len: dict[str, int] = {}
+    rng = random.Random(5)
+
+    def propose(seq_id: str, tokens: Sequence[int]) -> list[int]:
+        base_len = cached_len.get(seq_id, 0)
+        while True:
+            (result,) = drafter.propose(
+                [
+                    ProposeRequest(
+                        seq_id=seq_id,
+                        base_len=base_len,
+                        new_tokens=tuple(tokens[base_len:]),
+                        k=GAMMA,
+                        prompt_len=1,
+                        sampling=GREEDY,
+                    )
+                ]
+            )
+            if result.needs_tokens_from is None:
+                break
+            base_len = result.needs_tokens_from
+        cached_len[seq_id] = len(tokens)
+        drafts = list(result.draft_tokens)
+        if drafts and rng.random() < 0.5:
+            spoilt = rng.randrange(len(drafts))
+            drafts[spoilt] = (drafts[spoilt] + 1) % VOCAB_SIZE
+        return drafts
+
+    return propose
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_across_the_edge_are_those_of_transformers(
+    family: str, tiny_model: Callable[..., Model]
+) -> None:
+    """Prompts share their beginning, which the second finds in the cache of prefixes."""
+    model = tiny_model(family, sliding_window=WINDOW)
+    reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
+    with_drafts = Target(model, CACHE)
+    drafts = half_wrong(ModelDrafter(model, CACHE))
+    shared = make_prompt(1, NUM_SHARED)
+    for length in PROMPT_LENS:
+        prompt = (shared + make_prompt(length, length))[:length]
+        plain = generate(Target(model, CACHE), prompt, NUM_TOKENS)
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + plain]), use_cache=False).logits[0]
+        assert plain == logits[length - 1 : -1].argmax(-1).tolist()
+        name = f"{family}-{length}"
+        assert generate(with_drafts, prompt, NUM_TOKENS, drafts=drafts, seq_id=name) == plain
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_across_the_edge_are_those_of_a_new_drafter(
+    family: str, tiny_model: Callable[..., Model]
+) -> None:
+    """As the draft's own model is the target, each of its drafts is right if its cache is."""
+    model = tiny_model(family, sliding_window=WINDOW)
+    drafter = ModelDrafter(model, CACHE)
+    prompt = make_prompt(2, WINDOW - 5)
+    plain = generate(Target(model, CACHE), prompt, NUM_TOKENS)
+    tokens, base_len = list(prompt), 0
+    while len(tokens) < len(prompt) + NUM_TOKENS - GAMMA:
+        (result,) = drafter.propose(
+            [
+                ProposeRequest(
+                    seq_id="s",
+                    base_len=base_len,
+                    new_tokens=tuple(tokens[base_len:]),
+                    k=GAMMA,
+                    prompt_len=len(prompt),
+                    sampling=GREEDY,
+                )
+            ]
+        )
+        done = len(tokens) - len(prompt)
+        assert list(result.draft_tokens) == plain[done : done + GAMMA]
+        base_len = len(tokens)
+        tokens += plain[done : done + 3]  # what was drafted beyond it has to go

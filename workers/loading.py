@@ -1,0 +1,183 @@
+"""Weights into a model of transformers, or one sentence that says why not."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from workers import attention, quantization
+from workers.errors import (
+    ConfigError,
+    DamagedModelError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    first_line,
+)
+
+
+def load_weights(
+    name: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    tp_size: int,
+) -> PreTrainedModel:
+    """The model with its weights, whose attention is the paged one.
+
+    Args:
+        dtype: "auto" for the checkpoint's own.
+        tp_size: ranks that share the weights, of which this process is one.
+
+    Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError, ConfigError.
+    """
+    check_class(name, config)
+    _check_dtype(name, config, dtype)
+    where: dict[str, Any] = {"device_map": {"": device}}
+    if tp_size > 1:
+        where = {"distributed_config": DistributedConfig(tp_size=tp_size, tp_plan="auto")}
+    attention.register()
+    try:
+        # typed as the model alone, but a pair when the loading info is asked for
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            **where,
+            attn_implementation=attention.ATTENTION_NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
+            trust_remote_code=False,
+        )
+    except Exception as error:  # each architecture and file format fails in its own way
+        raise explain(name, config, error) from error
+    module, loading = loaded
+    if not isinstance(module, PreTrainedModel):
+        raise UnsupportedModelError(f"model {name!r} is not a transformers model")
+    _check_keys(_kind(name, config), module, loading)
+    return module
+
+
+def check_class(name: str, config: PreTrainedConfig) -> None:
+    """Raise UnsupportedModelError unless transformers has a causal language model of this kind."""
+    kind = _kind(name, config)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{kind} is an encoder-decoder, no causal language model; only decoders can be served"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if config.get_text_config(decoder=True) is not config:
+            raise UnsupportedModelError(
+                f"{kind} is a language model inside a multimodal wrapper, which is not served yet; "
+                "use a checkpoint of the language model alone"
+            )
+        raise UnsupportedModelError(
+            f"{kind} is no causal language model: transformers has no such class for its kind, as "
+            "for encoders and for models of images or sound"
+        )
+    for rope_type in _rope_types(getattr(config.get_text_config(), "rope_parameters", None)):
+        if rope_type not in ROPE_INIT_FUNCTIONS and rope_type != "default":
+            raise UnsupportedModelError(
+                f"{kind} has rope_type {rope_type!r}, which transformers does not know; it knows "
+                f"default, {', '.join(ROPE_INIT_FUNCTIONS)}"
+            )
+
+
+def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigError:
+    """What a failure to load means to whoever has named the model."""
+    kind = _kind(name, config)
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return ConfigError(
+            f"{kind} does not fit into the memory of its device; use a smaller model, a smaller "
+            f"dtype, or more ranks (tensor_parallel_size): {first_line(error)}"
+        )
+    if isinstance(error, KeyError) and attention.ATTENTION_NAME in str(error):
+        return UnsupportedModelError(
+            f"{kind} cannot be served: it has attention classes of its own, and does not go "
+            "through transformers' attention interface"
+        )
+    if isinstance(error, OSError):
+        return ModelNotFoundError(f"{kind} cannot be read: {first_line(error)}")
+    return UnsupportedModelError(
+        f"{kind} cannot be loaded as a causal language model: {type(error).__name__}: "
+        f"{first_line(error)}"
+    )
+
+
+def _kind(name: str, config: PreTrainedConfig) -> str:
+    return f"model {name!r} ({config.model_type})"
+
+
+def _rope_types(parameters: Any) -> Iterable[str]:
+    """Of all layers, or of each type of layers."""
+    if not isinstance(parameters, dict):
+        return
+    if "rope_type" in parameters:
+        yield str(parameters["rope_type"])
+    for nested in parameters.values():
+        if isinstance(nested, dict):
+            yield from _rope_types(nested)
+
+
+def _check_dtype(name: str, config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
+    declared = quantization.declared_in(config.to_dict())
+    method = quantization.method_of(declared) if declared else None
+    if method in quantization.UNPACKED_TO_BF16 and dtype not in ("auto", torch.bfloat16):
+        raise ConfigError(
+            f"dtype is {str(dtype).removeprefix('torch.')!r}, but the weights of {name!r} are "
+            f"quantized ({method}), and become bfloat16; use dtype=auto or dtype=bfloat16"
+        )
+
+
+def _check_keys(kind: str, module: PreTrainedModel, loading: dict[str, Any]) -> None:
+    """Raise unless the checkpoint holds just what the model needs, as far as that can be known."""
+    if loading["mismatched_keys"]:
+        key, found, wanted = min(loading["mismatched_keys"])
+        raise UnsupportedModelError(
+            f"{kind}: weights and config.json do not belong together: {key!r} has the shape "
+            f"{list(found)} in the checkpoint and {list(wanted)} by config.json"
+        )
+    ignored = ignored_keys(module, loading["unexpected_keys"])
+    if ignored:
+        raise UnsupportedModelError(
+            f"{kind} holds more than transformers reads for a layer ({ignored[0]!r}), such as the "
+            "scale of a quantized weight, so it would be misread; use its unquantized weights"
+        )
+    missing = sorted(loading["missing_keys"])
+    if not missing:
+        return
+    if not any(key.startswith(f"{module.base_model_prefix}.") for key in missing):
+        raise UnsupportedModelError(
+            f"{kind} is no causal language model: its checkpoint lacks {missing[0]!r}, as that of "
+            "an embedding model, a classifier or a bare base model does"
+        )
+    raise DamagedModelError(
+        f"{kind} is incomplete: its checkpoint lacks {len(missing)} of the model's weights, such "
+        f"as {missing[0]!r}; get it again"
+    )
+
+
+def ignored_keys(module: nn.Module, unexpected: Collection[str]) -> list[str]:
+    """Tensors of the checkpoint that belong to a layer which has been loaded without them.
+
+    Whole parts that the model lacks, as layers for more than one next token or the towers of a
+    multimodal model, change nothing. A scale, a zero point or a bias beside a weight does.
+    """
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    ignored = []
+    for key in sorted(unexpected):
+        parent, _, _ = key.rpartition(".")
+        layer = layers.get(parent)
+        if layer is not None and next(layer.parameters(recurse=False), None) is not None:
+            ignored.append(key)
+    return ignored
