@@ -1,4 +1,6 @@
-"""No more of a request's body is read than the server takes."""
+"""No more of a request's body is kept than the server takes."""
+
+import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -7,6 +9,9 @@ from workers.errors import RequestTooLargeError
 
 WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose bodies nobody reads."""
+MAX_DRAINED = 16
+"""Bodies of the greatest length that are read and dropped of one that is too long."""
+DRAIN_TIMEOUT_S = 5.0
 
 
 class BodyLimit:
@@ -25,34 +30,53 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         try:
-            self._check(_stated_length(scope))
-            body = await self._read(receive)
+            body = await self._read(_stated_length(scope), receive)
         except RequestTooLargeError as error:
             response = error_response(error)
-            response.headers["Connection"] = "close"  # what is still to come is not read
+            response.headers["Connection"] = "close"  # what may still come is not read
             await response(scope, receive, send)
             return
         if body is not None:
             await self._app(scope, _replayed(body, receive), send)
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, stated_length: int, receive: Receive) -> bytes | None:
         """The body; None if its client left before it was sent."""
         body = bytearray()
-        while True:
+        has_more = True
+        while has_more:
+            if max(stated_length, len(body)) > self._max_bytes:
+                await self._drain(receive)
+                raise self._too_large(max(stated_length, len(body)))
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
-            self._check(len(body))
-            if not message.get("more_body", False):
-                return bytes(body)
+            has_more = message.get("more_body", False)
+        if len(body) > self._max_bytes:
+            raise self._too_large(len(body))
+        return bytes(body)
 
-    def _check(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise RequestTooLargeError(
-                f"the request's body has {num_bytes} bytes or more; at most {self._max_bytes} are "
-                "read (the option max_request_bytes); send a shorter prompt"
-            )
+    async def _drain(self, receive: Receive) -> None:
+        """Let the client send on for a while: most see an answer only when they have sent all.
+
+        Where the connection ends under their hands, they are told of that, and not why.
+        """
+        num_left = MAX_DRAINED * self._max_bytes
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while num_left > 0:
+                    message = await receive()
+                    num_left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            return
+
+    def _too_large(self, num_bytes: int) -> RequestTooLargeError:
+        return RequestTooLargeError(
+            f"the request's body has {num_bytes} bytes or more; at most {self._max_bytes} are read "
+            "(the option max_request_bytes); send a shorter prompt"
+        )
 
 
 def _stated_length(scope: Scope) -> int:

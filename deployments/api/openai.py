@@ -88,6 +88,8 @@ class CompletionRequest(RequestModel):
             value = [value]
         if not isinstance(value, list) or not value:
             raise ValueError("it must be a string, a list of token ids, or a list of either")
+        if len(value) > MAX_CHOICES:
+            raise ValueError(f"it has {len(value)} prompts; at most {MAX_CHOICES} fit one request")
         for index, prompt in enumerate(value):
             if not isinstance(prompt, str) and not _is_token_ids(prompt):
                 raise ValueError(

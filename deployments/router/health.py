@@ -1,6 +1,6 @@
 """Whether this router can serve: what `/health` and `/ready` say.
 
-Health watches two things. A probe asks the targets every few seconds, whatever the traffic, and the
+Two things are watched. A probe asks the targets every other second, whatever the traffic; and the
 rounds of the running completions have to bring something now and then.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 logger = logging.getLogger(__name__)
 
-PROBE_PERIOD_S = 3.0
-PROBE_TIMEOUT_S = 5.0
+PROBE_PERIOD_S = 2.0
+PROBE_TIMEOUT_S = 2.0
 MAX_FAILED_PROBES = 2
 """Probes in a row without an answer that mean not ready: one replica of several may be stuck."""
 

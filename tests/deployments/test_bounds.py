@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.api.body_limit import MAX_DRAINED
 from deployments.api.openai import CompletionRequest
 from deployments.router.prompts import NUM_THREADS
 from tests.deployments.loops import Models
@@ -189,7 +190,7 @@ class TestBytes:
         headers = {"content-type": "application/json"}
         if is_chunked:
             response = await client.post("/v1/completions", content=endless(), headers=headers)
-            assert num_read <= MAX_REQUEST_BYTES + 2000
+            assert num_read <= (1 + MAX_DRAINED) * MAX_REQUEST_BYTES + 2000
         else:
             content = b"[" * (MAX_REQUEST_BYTES + 1)
             response = await client.post("/v1/completions", content=content, headers=headers)
@@ -199,12 +200,47 @@ class TestBytes:
         assert f"at most {MAX_REQUEST_BYTES}" in error["message"]
         await complete(client)
 
+    async def test_nothing_is_waited_for_behind_a_body_that_is_too_long(
+        self, serving: LocalServing
+    ) -> None:
+        inbox = [
+            {"type": "http.request", "body": b"[" * MAX_REQUEST_BYTES, "more_body": True},
+            {"type": "http.request", "body": b"]", "more_body": False},
+        ]
+        (start, _) = await raw_post(serving, inbox)
+        assert start["status"] == 413
+
+    async def test_a_client_that_leaves_before_its_body_has_come_is_forgotten(
+        self, serving: LocalServing
+    ) -> None:
+        inbox = [
+            {"type": "http.request", "body": b'{"model":', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+        assert await raw_post(serving, inbox) == []
+
     async def test_a_body_that_just_fits_is_read(self, client: httpx.AsyncClient) -> None:
         content = b'{"model": "tiny", "prompt": "Hello"'
         content += b" " * (MAX_REQUEST_BYTES - len(content) - 1) + b"}"
         headers = {"content-type": "application/json"}
         response = await client.post("/v1/completions", content=content, headers=headers)
         assert response.status_code == 200
+
+
+async def raw_post(serving: LocalServing, inbox: list[dict[str, Any]]) -> list[Any]:
+    """What is sent to a client that sends just this; nobody may wait for more."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return inbox.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await serving.app()(scope, receive, send)
+    assert inbox == []
+    return sent
 
 
 class TestSeeds:
