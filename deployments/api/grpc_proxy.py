@@ -18,6 +18,8 @@ StreamHandler = Callable[[Any, Any], AsyncIterator[Any]]
 SERVICER_FUNCTION = f"{__name__}.add_generation_to_server"
 """The import path that Serve's `grpc_servicer_functions` names."""
 
+MAX_MESSAGE_BYTES = 64 * 1024**2
+"""What a proxy hands on at most; the app has its own limit, which a proxy does not know."""
 MALFORMED = "the message is no GenerateRequest: its bytes are not that protobuf message"
 
 
@@ -75,7 +77,12 @@ def _reading(handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, An
 
 
 async def _read(raw: bytes, context: CallContext) -> GenerateRequest:
-    """The message; ends the call if it is none."""
+    """The message; ends the call if it is none, or so long that no app takes it."""
+    if len(raw) > MAX_MESSAGE_BYTES:
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the message has {len(raw)} bytes; at most {MAX_MESSAGE_BYTES} are handed on",
+        )
     try:
         return GenerateRequest.FromString(raw)
     except DecodeError:

@@ -1,6 +1,7 @@
 """What HTTP and gRPC share: from a validated request to a stream of text."""
 
 import asyncio
+import logging
 import secrets
 import time
 import uuid
@@ -24,6 +25,8 @@ from workers.errors import (
 )
 from workers.types import SamplingParams, WorkerInfo
 
+logger = logging.getLogger(__name__)
+
 LOWEST_TEMPERATURE = 1e-5
 """Below it, sampling is greedy, as in vLLM: logits divided by less would overflow."""
 
@@ -39,7 +42,7 @@ class ServedModel:
     """Unix time, seconds."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
     """When a client gives its request up, on the event loop's clock."""
 
@@ -66,6 +69,12 @@ class Generation:
         self.reservation = reservation
         self.deadline = deadline
         self.sequences: list[LiveSequence] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        for task in self.tasks:
+            task.cancel()
 
     @property
     def num_completion_tokens(self) -> int:
@@ -113,15 +122,15 @@ class GenerationService:
         """Admit a request for as long as the context lasts, and prepare its completions.
 
         All that can be said against it is said before anything costly is done. Whatever ends the
-        context, a refusal, an error or a client that leaves, its room is free again. `timeout_s`
-        is how long the client waits for all of it. Raises InvalidRequestError and its kin, and
-        OverloadedError.
+        context, a refusal, an error or a client that leaves, its room is free again and nothing of
+        it runs on. `timeout_s` is how long the client waits for all of it. Raises
+        InvalidRequestError and its kin, and OverloadedError.
         """
         started = asyncio.get_running_loop().time()
         num_choices = self._num_choices(request)
         with self._admission.reserve(num_choices) as reservation:
             prompts = await self._prompts.read(request.prompt)
-            yield Generation(
+            generation = Generation(
                 self._choices(request, prompts),
                 num_prompt_tokens=sum(len(prompt) for prompt in prompts),
                 reservation=reservation,
@@ -129,6 +138,10 @@ class GenerationService:
                 if timeout_s is None
                 else Deadline(timeout_s=timeout_s, at=started + timeout_s),
             )
+            try:
+                yield generation
+            finally:
+                generation.cancel()
 
     def _num_choices(self, request: CompletionRequest) -> int:
         if request.model != self.model.name:
@@ -156,13 +169,13 @@ class GenerationService:
             self._make_sequence(index, params, deltas)
             for index, params in enumerate(generation.choices)
         ]
-        tasks = [
+        generation.tasks = [
             asyncio.create_task(self._run_one(sequence, generation.reservation))
             for sequence in generation.sequences
         ]
         timer = _start_timer(generation.deadline, deltas)
         try:
-            num_running = len(tasks)
+            num_running = len(generation.sequences)
             while num_running:
                 index, delta = await deltas.get()
                 if isinstance(delta, TandemError):
@@ -172,17 +185,19 @@ class GenerationService:
         finally:
             if timer is not None:
                 timer.cancel()
-            for task in tasks:
-                task.cancel()
+            generation.cancel()
 
     async def _run_one(self, sequence: LiveSequence, reservation: Reservation) -> None:
         """Wait for a slot, run to the end, or clean up when cancelled."""
         async with self._slots:
             if self._loop.num_live == 0:
                 self._health.progressed()  # it stood still for want of work
-            self._loop.add(sequence)
             try:
+                self._loop.add(sequence)
                 await sequence.done.wait()
+            except Exception:  # a defect of ours; whoever waits for the text has to learn of it
+                logger.exception("a completion failed")
+                sequence.fail(TandemError("internal error; the server's log says more"))
             finally:
                 self._loop.cancel(sequence)
                 reservation.release_one()

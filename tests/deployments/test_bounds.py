@@ -60,6 +60,7 @@ class TestAdmission:
             local_serving(models.target, max_running=4, max_waiting=8) as serving,
             client_of(serving) as client,
         ):
+            serving.targets.delay_s = 0.1  # none has ended before the last has come
             request = body(stream=is_stream, max_tokens=4)
             responses = await asyncio.gather(
                 *[client.post("/v1/completions", json=request) for _ in range(40)]
@@ -115,6 +116,31 @@ class TestAdmission:
         request = CompletionRequest.model_validate(body(n=3))
         async with serving.service.open(request):
             assert serving.service.num_unfinished == 3
+        assert serving.service.num_unfinished == 0
+
+    async def test_a_text_that_nobody_reads_on_is_not_written_on(
+        self, serving: LocalServing
+    ) -> None:
+        request = CompletionRequest.model_validate(body(n=2, max_tokens=200))
+        async with serving.service.open(request) as generation:
+            deltas = serving.service.run(generation)
+            await anext(deltas)
+        await serving.wait_until_nothing_is_held()  # although nobody has closed the iterator
+        await deltas.aclose()
+
+    async def test_a_defect_of_the_round_loop_does_not_leave_a_client_waiting(
+        self,
+        client: httpx.AsyncClient,
+        serving: LocalServing,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def fail(_: object) -> None:
+            raise ZeroDivisionError("secret detail")
+
+        monkeypatch.setattr(serving.loop, "add", fail)
+        response = await client.post("/v1/completions", json=body(n=2))
+        assert response.status_code == 500
+        assert "secret" not in response.text
         assert serving.service.num_unfinished == 0
 
     async def test_a_finished_completion_makes_room_before_its_siblings_end(

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
 
+from deployments.api import grpc_proxy
 from deployments.api.grpc_proxy import MALFORMED, add_generation_to_server
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 
@@ -65,6 +66,15 @@ async def test_bytes_that_are_no_request_are_told_so(
         await call(channel, method, raw)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == MALFORMED
+
+
+async def test_a_message_that_no_app_would_take_is_not_handed_on(
+    channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "MAX_MESSAGE_BYTES", 10)
+    with pytest.raises(grpc.aio.AioRpcError, match="12 bytes; at most 10") as caught:
+        await call(channel, "Generate", GenerateRequest(text="a" * 10).SerializeToString())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
