@@ -116,6 +116,9 @@ class AppArgs(BaseModel):
     """Completions that may wait in one router; more are refused with status 429."""
     max_request_bytes: int = Field(default=4 * 1024**2, ge=1024)
     """The longest request that is read, in bytes; a longer one is refused with status 413."""
+    cors_allow_origins: str | None = None
+    """Origins of web pages whose scripts may call the HTTP API, separated by commas, like
+    `https://chat.example.org`; `*` for any. By default none may."""
     max_num_batched_tokens: int | None = Field(default=None, ge=16)
     """Prompt tokens a target step may take in, which bounds how long it holds up running
     streams. By default 256 on a CPU, 2048 on a GPU."""
@@ -153,9 +156,6 @@ class AppArgs(BaseModel):
     """The gRPC port when `serve run` starts Serve; a running Serve keeps its own. gRPC listens on
     all interfaces."""
 
-    cors_allow_origins: str | None = None
-    """Origins of web pages whose scripts may call the HTTP API, separated by commas, like
-    `https://chat.example.org`; `*` for any. By default none may."""
 
     @model_validator(mode="before")
     @classmethod
