@@ -156,7 +156,6 @@ class AppArgs(BaseModel):
     """The gRPC port when `serve run` starts Serve; a running Serve keeps its own. gRPC listens on
     all interfaces."""
 
-
     @model_validator(mode="before")
     @classmethod
     def _suggest_names(cls, values: Any) -> Any:
