@@ -24,7 +24,7 @@ from deployments.api.openai import (
     ModelCard,
     ModelList,
 )
-from deployments.api.validation import invalid_request
+from deployments.api.validation import invalid_request, unreadable_body
 from deployments.router.service import GenerationService
 from workers.errors import TandemError
 
@@ -143,6 +143,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 400:  # only of reading the body
+            return error_response(unreadable_body(error.__cause__))
         message = f"{request.method} {request.url.path}: {error.detail}"
         detail = ErrorDetail(message=message, type="invalid_request_error")
         return JSONResponse(

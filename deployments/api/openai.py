@@ -23,12 +23,20 @@ from deployments.router.prompts import Prompt
 MAX_CHOICES = 128
 """Prompts of a request times n."""
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters: whatever may yet become a stop string is compared with it at every token."""
 MAX_LOGIT_BIASES = 4096
 MAX_SALT_LENGTH = 256
 SEED_RANGE = 2**63
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, AfterValidator(check_text)]
+SentPrompt = (
+    str
+    | Annotated[list[int], Field(min_length=1)]
+    | Annotated[list[str | list[int]], Field(min_length=1, max_length=MAX_CHOICES)]
+)
+"""The forms that a client may give its prompts, for the schema."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
@@ -66,7 +74,7 @@ class CompletionRequest(RequestModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     best_of: int | None = None
     """Only as many as n: the best of more than are returned are not chosen."""
-    stop: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
+    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]] = Field(
         default_factory=list, max_length=MAX_STOP_STRINGS
     )
     stream: bool = False
@@ -80,7 +88,7 @@ class CompletionRequest(RequestModel):
     def off_values(cls) -> OffValues:
         return OF_COMPLETIONS
 
-    @field_validator("prompt", mode="before")
+    @field_validator("prompt", mode="before", json_schema_input_type=SentPrompt)
     @classmethod
     def _list_prompts(cls, value: Any) -> list[Prompt]:
         """A list of prompts, whichever of the four forms was sent."""

