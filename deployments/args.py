@@ -114,6 +114,11 @@ class AppArgs(BaseModel):
     """Completions that run at a time in one router; more wait their turn."""
     max_queued_requests: int = Field(default=1024, ge=0)
     """Completions that may wait in one router; more are refused with status 429."""
+    max_request_bytes: int = Field(default=4 * 1024**2, ge=1024)
+    """The longest request that is read, in bytes; a longer one is refused with status 413."""
+    cors_allow_origins: str | None = None
+    """Origins of web pages whose scripts may call the HTTP API, separated by commas, like
+    `https://chat.example.org`; `*` for any. By default none may."""
     max_num_batched_tokens: int | None = Field(default=None, ge=16)
     """Prompt tokens a target step may take in, which bounds how long it holds up running
     streams. By default 256 on a CPU, 2048 on a GPU."""
@@ -195,6 +200,11 @@ class AppArgs(BaseModel):
     def has_streams(self, replicas: ReplicaRange) -> bool:
         """Whether streams carry the calls to these replicas of a worker."""
         return self.worker_transport == "stream" and replicas.is_fixed
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        origins = (self.cors_allow_origins or "").split(",")
+        return tuple(origin.strip() for origin in origins if origin.strip())
 
     @property
     def model_name(self) -> str:

@@ -9,6 +9,7 @@ from ray.serve.config import gRPCOptions
 from cluster.placement import RankResources, group_bundles, rank_resources
 from cluster.topology import Node
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
+from deployments.api.http_proxy import MIDDLEWARES_FUNCTION
 from deployments.args import AppArgs
 from deployments.draft_pool import DraftPool
 from deployments.router.deployment import Router
@@ -18,6 +19,7 @@ SERVE_ENVIRONMENT = {
     # a streamed token takes proxy and router half the time that it does by actor calls
     "RAY_SERVE_PROXY_USE_GRPC": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES_FUNCTION,
 }
 """Of Serve's own processes. What starts Serve without us, such as a RayService, sets it too."""
 

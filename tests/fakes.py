@@ -23,6 +23,9 @@ class CharacterTokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002
         return "".join(CHARACTERS[token % len(CHARACTERS)] for token in token_ids)
 
+    def get_vocab(self) -> dict[str, int]:
+        return {character: token for token, character in enumerate(CHARACTERS)}
+
 
 class LocalWorkers:
     """A WorkerClient whose replicas are real workers in this process, and mortal."""

@@ -9,7 +9,9 @@ TandemError
   InvalidRequestError         the client's request is wrong; names the field
     ModelNameError            the request names a model that is not served here
     ContextLengthError        prompt and completion do not fit the context
+    RequestTooLargeError      the request has more bytes than are read
   OverloadedError             the waiting queue is full; carries when to come back
+  RequestTimeoutError         the time that the client gave its request is over
   TargetUnavailableError      no target group answered within the recovery time
   GenerationFailedError       one sequence cannot go on; the others of its batch do
   WorkerLostError             a call to a worker brought no answer; never leaves the router
@@ -61,10 +63,18 @@ class ContextLengthError(InvalidRequestError):
     pass
 
 
+class RequestTooLargeError(InvalidRequestError):
+    pass
+
+
 class OverloadedError(TandemError):
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(TandemError):
+    pass
 
 
 class TargetUnavailableError(TandemError):

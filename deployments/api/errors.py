@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import grpc
+from fastapi.responses import JSONResponse
 
 from deployments.api.openai import ErrorBody, ErrorDetail
 from workers.errors import (
@@ -10,6 +11,8 @@ from workers.errors import (
     InvalidRequestError,
     ModelNameError,
     OverloadedError,
+    RequestTimeoutError,
+    RequestTooLargeError,
     TandemError,
     TargetUnavailableError,
 )
@@ -32,7 +35,12 @@ HTTP_ERRORS: tuple[tuple[type[TandemError], HttpError], ...] = (
         ContextLengthError,
         HttpError(status=400, type="invalid_request_error", code="context_length_exceeded"),
     ),
+    (
+        RequestTooLargeError,
+        HttpError(status=413, type="invalid_request_error", code="request_too_large"),
+    ),
     (InvalidRequestError, HttpError(status=400, type="invalid_request_error")),
+    (RequestTimeoutError, HttpError(status=408, type="timeout_error", code="timeout")),
     (OverloadedError, HttpError(status=429, type="rate_limit_error", code="overloaded")),
     (TargetUnavailableError, HttpError(status=503, type="server_error", code="unavailable")),
     (TandemError, HttpError(status=500, type="server_error")),
@@ -41,6 +49,7 @@ HTTP_ERRORS: tuple[tuple[type[TandemError], HttpError], ...] = (
 GRPC_CODES: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
     (ModelNameError, grpc.StatusCode.NOT_FOUND),
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    (RequestTimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (OverloadedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (TargetUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (TandemError, grpc.StatusCode.INTERNAL),
@@ -68,7 +77,21 @@ def error_body(error: TandemError) -> ErrorBody:
     )
 
 
-def http_headers(error: TandemError) -> dict[str, str]:
+def error_response(error: TandemError) -> JSONResponse:
+    """The whole answer to a request that failed before its answer began."""
+    return JSONResponse(
+        error_body(error).model_dump(),
+        status_code=http_error(error).status,
+        headers=_headers(error),
+    )
+
+
+def internal_error() -> TandemError:
+    """What a client is told of a defect of ours."""
+    return TandemError("internal error; the server's log says more")
+
+
+def _headers(error: TandemError) -> dict[str, str]:
     if isinstance(error, OverloadedError):
         return {"Retry-After": str(error.retry_after_s)}
     return {}

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import grpc
 
 from deployments.api import tandem_pb2
-from deployments.api.errors import grpc_code
+from deployments.api.errors import grpc_code, internal_error
 from deployments.api.openai import CompletionRequest
 from deployments.api.validation import parse
 from deployments.router.service import Generation, GenerationService
-from workers.errors import InvalidRequestError, TandemError
+from workers.errors import InvalidRequestError, RequestTooLargeError, TandemError
 
 logger = logging.getLogger(__name__)
 
@@ -43,32 +43,44 @@ class StatusContext(Protocol):
 
 
 async def generate(
-    service: GenerationService, request: tandem_pb2.GenerateRequest, context: StatusContext
+    service: GenerationService,
+    request: tandem_pb2.GenerateRequest,
+    context: StatusContext,
+    *,
+    max_request_bytes: int,
 ) -> tandem_pb2.GenerateResponse:
     """The whole completion; a failure sets the status."""
     response = tandem_pb2.GenerateResponse()
     try:
-        generation = await service.open(_parse(service, request))
-        response.id, response.model = generation.id, service.model.name
-        async with aclosing(service.run(generation)) as deltas:
-            async for _, delta in deltas:
-                response.text += delta.text
-                response.token_ids.extend(delta.token_ids)
-                response.finish_reason = delta.finish_reason or ""
-        response.usage.CopyFrom(_usage(generation))
+        parsed = _parse(service, request, max_request_bytes)
+        async with service.open(parsed) as generation:
+            response.id, response.model = generation.id, service.model.name
+            async with aclosing(service.run(generation)) as deltas:
+                async for _, delta in deltas:
+                    response.text += delta.text
+                    response.token_ids.extend(delta.token_ids)
+                    response.finish_reason = delta.finish_reason or ""
+            response.usage.CopyFrom(_usage(generation))
     except Exception as error:
         _set_status(context, error)
     return response
 
 
 async def generate_stream(
-    service: GenerationService, request: tandem_pb2.GenerateRequest, context: StatusContext
+    service: GenerationService,
+    request: tandem_pb2.GenerateRequest,
+    context: StatusContext,
+    *,
+    max_request_bytes: int,
 ) -> AsyncIterator[tandem_pb2.GenerateChunk]:
     """The completion, commit by commit; a failure sets the status and is raised, without which
     Serve would end the stream as if all were well."""
     try:
-        generation = await service.open(_parse(service, request))
-        async with aclosing(service.run(generation)) as deltas:
+        parsed = _parse(service, request, max_request_bytes)
+        async with (
+            service.open(parsed) as generation,
+            aclosing(service.run(generation)) as deltas,
+        ):
             async for _, delta in deltas:
                 yield tandem_pb2.GenerateChunk(
                     id=generation.id,
@@ -81,7 +93,14 @@ async def generate_stream(
         raise _set_status(context, error) from None
 
 
-def _parse(service: GenerationService, request: tandem_pb2.GenerateRequest) -> CompletionRequest:
+def _parse(
+    service: GenerationService, request: tandem_pb2.GenerateRequest, max_request_bytes: int
+) -> CompletionRequest:
+    if (num_bytes := request.ByteSize()) > max_request_bytes:
+        raise RequestTooLargeError(
+            f"the request has {num_bytes} bytes; at most {max_request_bytes} are taken (the option "
+            "max_request_bytes); send a shorter prompt"
+        )
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         raise InvalidRequestError("prompt is missing: set text or token_ids", field="prompt")
@@ -115,7 +134,7 @@ def _set_status(context: StatusContext, error: Exception) -> TandemError:
     """
     if not isinstance(error, TandemError):
         logger.exception("a request failed", exc_info=error)
-        error = TandemError("internal error; the server's log says more")
+        error = internal_error()
     context.set_code(grpc_code(error))
     context.set_details(str(error))
     return error

@@ -1,13 +1,15 @@
 """What Serve's gRPC proxy runs of ours: registering the service, so that no client's leaving is
-missed."""
+missed, and bytes that are no request are told so."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
 
 CallContext = grpc.aio.ServicerContext[Any, Any]
@@ -15,6 +17,10 @@ StreamHandler = Callable[[Any, Any], AsyncIterator[Any]]
 
 SERVICER_FUNCTION = f"{__name__}.add_generation_to_server"
 """The import path that Serve's `grpc_servicer_functions` names."""
+
+MAX_MESSAGE_BYTES = 64 * 1024**2
+"""What a proxy hands on at most; the app has its own limit, which a proxy does not know."""
+MALFORMED = "the message is no GenerateRequest: its bytes are not that protobuf message"
 
 
 def add_generation_to_server(servicer: GenerationServicer, server: Any) -> None:
@@ -27,23 +33,67 @@ def add_generation_to_server(servicer: GenerationServicer, server: Any) -> None:
     make_handler = server.service_handler_factory
     server.service_handler_factory = partial(_make_handler, make_handler)
     try:
-        add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        add_GenerationServicer_to_server(servicer, _Registrar(server))  # type: ignore[no-untyped-call]
     finally:
         server.service_handler_factory = make_handler
+
+
+class _Registrar:
+    """The server as the generated code sees it: bytes reach our handlers unread.
+
+    What a deserializer of gRPC's raises ends a call as UNKNOWN, with the name of a class.
+    """
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Left to the other call, which has the same methods."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        raw = {
+            method: handler._replace(request_deserializer=None)
+            for method, handler in handlers.items()
+        }
+        generic = grpc.method_handlers_generic_handler(service, raw)
+        self._server.add_generic_rpc_handlers((generic,))
+        self._server.add_registered_method_handlers(service, raw)
 
 
 def _make_handler(
     make_handler: Callable[..., Any], *, service_method: str, streaming_type: Any
 ) -> Any:
     handler = make_handler(service_method=service_method, streaming_type=streaming_type)
-    return _pump(handler) if streaming_type.name == "UNARY_STREAM" else handler
+    if streaming_type.name == "UNARY_STREAM":
+        return _pump(handler)
+    return _reading(handler) if streaming_type.name == "UNARY_UNARY" else handler
+
+
+def _reading(handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
+    async def unary(raw: bytes, context: CallContext) -> Any:
+        return await handler(await _read(raw, context), context)
+
+    return unary
+
+
+async def _read(raw: bytes, context: CallContext) -> GenerateRequest:
+    """The message; ends the call if it is none, or so long that no app takes it."""
+    if len(raw) > MAX_MESSAGE_BYTES:
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the message has {len(raw)} bytes; at most {MAX_MESSAGE_BYTES} are handed on",
+        )
+    try:
+        return GenerateRequest.FromString(raw)
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, MALFORMED)
 
 
 def _pump(handler: StreamHandler) -> StreamHandler:
     """Let the handler wait for its replica in a task of its own, that ends with the call."""
 
-    async def stream(request: Any, context: CallContext) -> AsyncIterator[Any]:
-        source = handler(request, _OutlivingContext(context))
+    async def stream(raw: bytes, context: CallContext) -> AsyncIterator[Any]:
+        source = handler(await _read(raw, context), _OutlivingContext(context))
         messages: asyncio.Queue[Any] = asyncio.Queue()
 
         async def run() -> None:

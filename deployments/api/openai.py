@@ -3,61 +3,92 @@
 Unknown fields are refused by name: a misspelt `temprature` must not silently sample at 1.0.
 """
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+)
+from pydantic import model_validator as validates_model
+
+from deployments.api.unserved import OF_COMPLETIONS, OF_STREAM_OPTIONS, OffValues
+from deployments.api.validation import RequestModel, check_text, field_error
+from deployments.router.prompts import Prompt
 
 MAX_CHOICES = 128
 """Prompts of a request times n."""
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+"""Characters: whatever may yet become a stop string is compared with it at every token."""
+MAX_LOGIT_BIASES = 4096
+MAX_SALT_LENGTH = 256
 SEED_RANGE = 2**63
 
-Prompt = str | tuple[int, ...]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, AfterValidator(check_text)]
+SentPrompt = (
+    str
+    | Annotated[list[int], Field(min_length=1)]
+    | Annotated[list[str | list[int]], Field(min_length=1, max_length=MAX_CHOICES)]
+)
+"""The forms that a client may give its prompts, for the schema."""
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Beyond OpenAI's: every event has the usage so far, if include_usage asks for any."""
+
+    @classmethod
+    def off_values(cls) -> OffValues:
+        return OF_STREAM_OPTIONS
 
 
-class CompletionRequest(BaseModel):
+class CompletionRequest(RequestModel):
     """`POST /v1/completions`. Beyond OpenAI's: top_k, min_p, repetition_penalty, ignore_eos,
     cache_salt."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
+    model: Text
     prompt: list[Prompt]
     """One string or list of token ids, or a list of either."""
     max_tokens: int = Field(default=16, ge=1)
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: Number = Field(default=1.0, ge=0, le=2)
+    top_p: Number = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    seed: int | None = Field(default=None, ge=-SEED_RANGE, lt=SEED_RANGE)
+    min_p: Number = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: Number = Field(default=1.0, ge=0.1, le=10)
+    presence_penalty: Number = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: Number = Field(default=0.0, ge=-2, le=2)
+    logit_bias: dict[int, Annotated[Number, Field(ge=-100, le=100)]] = Field(default_factory=dict)
+    seed: int | None = Field(default=None, ge=-SEED_RANGE, le=SEED_RANGE - 1)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
-    stop: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
+    best_of: int | None = None
+    """Only as many as n: the best of more than are returned are not chosen."""
+    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]] = Field(
         default_factory=list, max_length=MAX_STOP_STRINGS
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
-    cache_salt: str = Field(default="", max_length=256)
+    cache_salt: str = Field(default="", max_length=MAX_SALT_LENGTH)
     """Prompts share cached prefixes with those of the same salt only."""
-    user: str | None = None
+    user: Text | None = None
 
-    # Fields of OpenAI's that are not served; clients send their defaults.
-    best_of: Literal[1] | None = None
-    echo: Literal[False] = False
-    logprobs: Literal[None] = None
-    suffix: Literal[None] = None
+    @classmethod
+    def off_values(cls) -> OffValues:
+        return OF_COMPLETIONS
 
-    @field_validator("prompt", mode="before")
+    @field_validator("prompt", mode="before", json_schema_input_type=SentPrompt)
     @classmethod
     def _list_prompts(cls, value: Any) -> list[Prompt]:
         """A list of prompts, whichever of the four forms was sent."""
@@ -65,41 +96,57 @@ class CompletionRequest(BaseModel):
             value = [value]
         if not isinstance(value, list) or not value:
             raise ValueError("it must be a string, a list of token ids, or a list of either")
+        if len(value) > MAX_CHOICES:
+            raise ValueError(f"it has {len(value)} prompts; at most {MAX_CHOICES} fit one request")
         for index, prompt in enumerate(value):
             if not isinstance(prompt, str) and not _is_token_ids(prompt):
                 raise ValueError(
                     f"item {index} is {_brief(prompt)}; it must be a string or a list of token ids"
                 )
-        return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in value]
+        return [
+            check_text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in value
+        ]
 
     @field_validator("stop", mode="before")
     @classmethod
     def _list_stop(cls, value: Any) -> Any:
-        if value is None:
-            return []
+        if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
+            raise ValueError(f"it must have at most {MAX_STOP_STRINGS} items")
         return [value] if isinstance(value, str) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _integer_keys(cls, value: Any) -> Any:
         """JSON has string keys only."""
-        if value is None:
-            return {}
-        if isinstance(value, dict):
-            return {
-                int(key) if isinstance(key, str) and key.isdecimal() else key: bias
-                for key, bias in value.items()
-            }
-        return value
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_LOGIT_BIASES:
+            raise ValueError(f"it must have at most {MAX_LOGIT_BIASES} entries")
+        return {_token_id(key): bias for key, bias in value.items()}
 
-    @field_validator(
-        "max_tokens", "temperature", "top_p", "n", "presence_penalty", "frequency_penalty",
-        "stream", "echo", mode="before",
-    )  # fmt: skip
-    @classmethod
-    def _null_is_default(cls, value: Any, info: Any) -> Any:
-        """OpenAI allows null for these; it means the default."""
-        return cls.model_fields[info.field_name].default if value is None else value
+    @validates_model(mode="after")
+    def _check_together(self) -> Self:
+        if self.best_of not in (None, self.n):
+            raise field_error(
+                "best_of",
+                f"best_of is {self.best_of} and n is {self.n}: to return some of several "
+                "completions is not served yet; leave it out or make it equal to n",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise field_error(
+                "stream_options",
+                "stream_options are given, but stream is not true; only a stream has them",
+            )
+        return self
+
+
+def _token_id(key: Any) -> int:
+    """From a key of logit_bias, which HTTP has as a string and gRPC as a number."""
+    if isinstance(key, str) and _TOKEN_ID.fullmatch(key):
+        return int(key)
+    if isinstance(key, int):
+        return key
+    raise ValueError(f"its key {_brief(key)} is no token id, as 15 or 1024 would be")
 
 
 def _is_token_ids(value: Any) -> bool:

@@ -1,35 +1,147 @@
-"""What a pydantic error says to a client: the field, the value, the limit."""
+"""What a validation error says to a client: the field, the value, the limit, in our own words."""
 
-from collections.abc import Sequence
-from typing import Any
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
+from deployments.api.unserved import OffValues, asks_for_nothing, how_to_leave_out
 from workers.errors import InvalidRequestError
 
-MAX_VALUE_LENGTH = 80
 # Locations that pydantic adds and a client never wrote: the part of the request, union members.
 _PSEUDO_LOCATIONS = frozenset({"body"})
 
+_NUMBER_ERRORS = frozenset(
+    {
+        "int_type", "int_from_float", "int_parsing", "int_parsing_size", "float_type",
+        "float_parsing", "finite_number", "greater_than", "greater_than_equal", "less_than",
+        "less_than_equal",
+    }
+)  # fmt: skip
+"""Pydantic's error types of a number; the field's own range is what answers them all."""
 
-def invalid_request(errors: Sequence[Any]) -> InvalidRequestError:
-    """The first of pydantic's errors, in the client's words."""
+_SENTENCES: Mapping[str, str] = {
+    "bool_type": "it must be true or false",
+    "dict_type": "it must be an object",
+    "finite_number": "it must be a finite number",
+    "float_type": "it must be a number",
+    "greater_than": "it must be more than {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "int_from_float": "it must be an integer",
+    "int_type": "it must be an integer",
+    "less_than": "it must be less than {lt}",
+    "less_than_equal": "it must be at most {le}",
+    "list_type": "it must be a list",
+    "model_attributes_type": "it must be an object",
+    "model_type": "it must be an object",
+    "string_too_long": "it must have at most {max_length} characters",
+    "string_too_short": "it is empty; leave it out instead",
+    "string_type": "it must be a string",
+    "string_unicode": "it has half of a surrogate pair, which is no character",
+    "too_long": "it must have at most {max_length} items",
+}
+"""What pydantic's error types mean to a client; `{}` are pydantic's own limits."""
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 80
+_shown.maxlong = 40
+
+
+class RequestModel(BaseModel):
+    """A JSON object of a request: null means a field's default, and fields that are not served
+    may be there as long as they ask for nothing."""
+
+    @classmethod
+    def off_values(cls) -> OffValues:
+        """Fields that are known but not served."""
+        return {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if cls._is_given(name, value)}
+
+    @classmethod
+    def _is_given(cls, name: str, value: Any) -> bool:
+        """Whether a field has something to say; raises for one that nobody may send."""
+        field = cls.model_fields.get(name)
+        if field is not None:
+            return value is not None or field.is_required()
+        off_values = cls.off_values().get(name)
+        if off_values is None:
+            raise field_error(name, f"there is no field {name!r} in this request")
+        if not asks_for_nothing(value, off_values):
+            raise field_error(
+                name,
+                f"{name} is {_shown.repr(value)}: it is not served yet; "
+                f"{how_to_leave_out(off_values)}",
+            )
+        return False
+
+
+def field_error(field: str, message: str) -> PydanticCustomError:
+    """For a validator that sees the whole object: an error of one of its fields."""
+    # as text that can be sent back, whatever the client wrote
+    field = field.encode(errors="backslashreplace").decode()
+    return PydanticCustomError("field", "{message}", {"field": field, "message": message})
+
+
+def check_text(text: str) -> str:
+    """The text, if it is one; raises ValueError for half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"its character {error.start} is half of a surrogate pair, which is no character"
+        ) from None
+    return text
+
+
+def invalid_request(
+    errors: Sequence[Any], model: type[BaseModel] | None = None
+) -> InvalidRequestError:
+    """The first of pydantic's errors, in the client's words; `model` is what was validated."""
     first = errors[0]
     location = [str(part) for part in first["loc"] if part not in _PSEUDO_LOCATIONS]
-    field = ".".join(location) or None
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return InvalidRequestError(f"{field} is missing; it is required", field=field)
-    if first["type"] == "extra_forbidden":
-        return InvalidRequestError(f"there is no field {field!r} in this request", field=field)
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", message)
-        return InvalidRequestError(f"the body is not valid JSON: {reason}")
-    if field is None:
+        position = f" at character {location[0]}" if location else ""
+        return InvalidRequestError(f"the body is not valid JSON: {reason}{position}")
+    if first["type"] == "field":
+        field = ".".join([*location, first["ctx"]["field"]])
+        return InvalidRequestError(message, field=field)
+    field = ".".join(location).encode(errors="backslashreplace").decode()
+    if not field:
+        is_absent = first["type"] == "missing"
         return InvalidRequestError(
-            "the body must be a JSON object, sent with the header Content-Type: application/json"
+            f"the body {'is empty; it' if is_absent else ''} must be a JSON object, sent with the "
+            "header Content-Type: application/json"
         )
-    return InvalidRequestError(f"{field} is {_shown(first['input'])}: {message}", field=field)
+    if first["type"] == "missing":
+        return InvalidRequestError(f"{field} is missing; it is required", field=field)
+    reason = _reason(first, model, location) or message
+    return InvalidRequestError(f"{field} is {_shown.repr(first['input'])}: {reason}", field=field)
+
+
+def unreadable_body(cause: BaseException | None) -> InvalidRequestError:
+    """For a body that is no JSON for another reason than its syntax; `cause` is what reading it
+    raised."""
+    match cause:
+        case UnicodeDecodeError():
+            reason = "it is not UTF-8; compressed bodies are not taken"
+        case RecursionError():
+            reason = "it is nested too deeply"
+        case ValueError():
+            reason = "it has a number of too many digits"
+        case _:
+            reason = "it is no JSON"
+    return InvalidRequestError(f"the body cannot be read: {reason}")
 
 
 def parse(model: type[Any], values: dict[str, Any]) -> Any:
@@ -37,9 +149,35 @@ def parse(model: type[Any], values: dict[str, Any]) -> Any:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise invalid_request(error.errors()) from None
+        raise invalid_request(error.errors(), model) from None
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "..."
+def _reason(error: Any, model: type[BaseModel] | None, location: list[str]) -> str | None:
+    kind = error["type"]
+    if model is not None and len(location) == 1 and kind in _NUMBER_ERRORS:
+        field = model.model_fields.get(location[0])
+        if field is not None:
+            return f"it must be {_number(field)}"
+    sentence = _SENTENCES.get(kind)
+    return None if sentence is None else sentence.format(**error.get("ctx", {}))
+
+
+def _number(field: FieldInfo) -> str:
+    """What a numeric field takes: "a number from 0 to 2"."""
+    kinds = {field.annotation, *get_args(field.annotation)}
+    kind = "an integer" if int in kinds else "a number"
+    limits = {
+        name: getattr(limit, name)
+        for limit in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if getattr(limit, name, None) is not None
+    }
+    match limits:
+        case {"ge": low, "le": high}:
+            return f"{kind} from {low} to {high}"
+        case {"gt": low, "le": high}:
+            return f"{kind} above {low} and at most {high}"
+        case {"ge": low}:
+            return f"{kind} of at least {low}"
+        case _:
+            return kind

@@ -6,6 +6,7 @@ This is a shim. It connects handles, tokenizer and policies, and passes requests
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import serve
@@ -14,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.demo import bundled
 from deployments.args import AppArgs, RouterConfig
-from workers.types import WorkRequest, WorkResult
+from workers.types import WorkerInfo, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
     from deployments.metrics import RoundStatistics
     from deployments.router.drafting import DraftClient
+    from deployments.router.health import Health
+    from deployments.router.service import GenerationService
     from deployments.transport.messages import Codec
     from deployments.transport.worker_client import WorkerClient
 
@@ -41,15 +44,13 @@ class Router:
         draft_pool: DeploymentHandle[Any] | None,
     ) -> None:
         from deployments.metrics import RouterMetrics
-        from deployments.router.admission import AdmissionLimits
         from deployments.router.dynamic_gamma import make_controller
         from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.overlap import make_overlap
-        from deployments.router.service import GenerationService, ServedModel
         from deployments.router.speculation import Policies
-        from deployments.router.tokenizer import load_tokenizer
         from deployments.transport.messages import PROPOSE, VERIFY
 
+        self._args = args
         target_info = await target_group.info.remote()
         max_drafted_len = 0
         drafts: DraftClient | None = None
@@ -82,35 +83,74 @@ class Router:
             ),
             clock=time.monotonic,
         )
-        self._service = GenerationService(
+        self._service = await self._make_service(target_info, self._watch(target_group))
+
+    def _watch(self, target_group: DeploymentHandle[Any]) -> "Health":
+        """Ask the targets for signs of life from now on."""
+        from deployments.router.health import Health, watch_targets
+
+        health = Health(
+            recovery_timeout_s=self._args.recovery_timeout_s,
+            # a target may be silent once before a completion is moved, and once after
+            stall_timeout_s=2 * self._args.verify_timeout_s + self._args.recovery_timeout_s,
+            clock=time.monotonic,
+        )
+        asking = watch_targets(health, partial(_ask_for_life, target_group))
+        self._watching = asyncio.create_task(asking)
+        return health
+
+    async def _make_service(self, target_info: WorkerInfo, health: "Health") -> "GenerationService":
+        from deployments.router.admission import AdmissionLimits
+        from deployments.router.service import GenerationService, ServedModel
+        from deployments.router.tokenizer import load_tokenizer
+
+        args = self._args
+        tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
+        return GenerationService(
             ServedModel(
                 name=args.model_name,
-                tokenizer=await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target)),
+                tokenizer=tokenizer,
                 info=target_info,
                 created=int(time.time()),
             ),
             self._loop,
             AdmissionLimits(max_running=args.max_num_seqs, max_waiting=args.max_queued_requests),
+            health,
         )
 
     def __serve_build_asgi_app__(self) -> "FastAPI":
-        from deployments.api.http import make_app
+        from deployments.api.http import HttpOptions, make_app
 
-        return make_app(self._service)
+        options = HttpOptions(
+            max_request_bytes=self._args.max_request_bytes,
+            cors_allow_origins=self._args.cors_origins,
+        )
+        return make_app(self._service, options)
 
     async def Generate(
         self, request: "GenerateRequest", grpc_context: RayServegRPCContext
     ) -> "GenerateResponse":
         from deployments.api.grpc import generate
 
-        return await generate(self._service, request, grpc_context)
+        return await generate(
+            self._service,
+            request,
+            grpc_context,
+            max_request_bytes=self._args.max_request_bytes,
+        )
 
     async def GenerateStream(
         self, request: "GenerateRequest", grpc_context: RayServegRPCContext
     ) -> "AsyncIterator[GenerateChunk]":
         from deployments.api.grpc import generate_stream
 
-        async for chunk in generate_stream(self._service, request, grpc_context):
+        chunks = generate_stream(
+            self._service,
+            request,
+            grpc_context,
+            max_request_bytes=self._args.max_request_bytes,
+        )
+        async for chunk in chunks:
             yield chunk
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -133,6 +173,16 @@ class Router:
     async def take_statistics(self) -> "RoundStatistics":
         """Of the rounds since the last call."""
         return self._metrics.take_statistics()
+
+
+async def _ask_for_life(target_group: DeploymentHandle[Any]) -> None:
+    """Raises whatever keeps every target from answering; does not leave a call behind."""
+    response = target_group.options(_by_reference=False).info.remote()
+    try:
+        await response
+    except asyncio.CancelledError:
+        response.cancel()  # type: ignore[no-untyped-call]
+        raise
 
 
 def _client(

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from deployments.router.service import Tokenizer
+from deployments.router.prompts import Tokenizer
 from workers.errors import ModelNotFoundError
 
 

@@ -1,14 +1,23 @@
 """A GenerationService over real tiny workers in this process: everything but Serve."""
 
+import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import httpx
+from fastapi import FastAPI
+
+from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
 from deployments.router.gamma import FixedGamma
+from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.overlap import FixedOverlap
+from deployments.router.prompts import Tokenizer
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
 from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver
@@ -17,6 +26,8 @@ from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.target import Target
 
+MAX_REQUEST_BYTES = 20_000
+RECOVERY_TIMEOUT_S = 0.5
 CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 
 
@@ -26,13 +37,37 @@ class LocalServing:
     loop: RoundLoop
     targets: LocalWorkers
     drafts: LocalWorkers
+    health: Health
+
+    def app(self, **options: Any) -> FastAPI:
+        return make_app(
+            self.service, HttpOptions(**{"max_request_bytes": MAX_REQUEST_BYTES, **options})
+        )
+
+    async def wait_until_nothing_is_held(self) -> None:
+        async with asyncio.timeout(10):
+            while (
+                self.service.num_unfinished
+                or self.loop.num_live
+                or self.targets.num_sequences
+                or self.targets.num_used_blocks
+                or self.drafts.num_sequences
+                or self.drafts.num_used_blocks
+            ):
+                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
 async def local_serving(
-    model: Model, *, max_running: int = 16, max_waiting: int = 64
+    model: Model,
+    *,
+    max_running: int = 16,
+    max_waiting: int = 64,
+    gamma: int = 4,
+    tokenizer: Tokenizer | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[LocalServing]:
-    """Serve a model that drafts for itself."""
+    """Serve a model that drafts for itself; `clock` is that of its health."""
     targets = LocalWorkers(lambda: Target(model, CACHE, max_batched_tokens=32))
     drafts = LocalWorkers(lambda: ModelDrafter(model, CACHE))
     info = next(iter(targets.replicas.values())).worker.info
@@ -40,23 +75,65 @@ async def local_serving(
         targets=targets,
         drafts=drafts,
         policies=Policies(
-            gamma=FixedGamma(4),
+            gamma=FixedGamma(gamma),
             overlap=FixedOverlap(is_on=False),
             max_gamma=8,
             max_drafted_len=info.max_model_len,
         ),
         observer=RecordingObserver(),
-        options=LoopOptions(recovery_timeout_s=0.5),
+        options=LoopOptions(recovery_timeout_s=RECOVERY_TIMEOUT_S),
         clock=time.monotonic,
     )
+    health = Health(recovery_timeout_s=RECOVERY_TIMEOUT_S, stall_timeout_s=30.0, clock=clock)
     service = GenerationService(
-        ServedModel(name="tiny", tokenizer=CharacterTokenizer(), info=info, created=1),
+        ServedModel(name="tiny", tokenizer=tokenizer or CharacterTokenizer(), info=info, created=1),
         loop,
         AdmissionLimits(max_running=max_running, max_waiting=max_waiting),
+        health,
     )
     try:
-        yield LocalServing(service=service, loop=loop, targets=targets, drafts=drafts)
+        yield LocalServing(
+            service=service, loop=loop, targets=targets, drafts=drafts, health=health
+        )
     finally:
         await loop.close()
         await targets.close()
         await drafts.close()
+
+
+@asynccontextmanager
+async def client_of(serving: LocalServing, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client without a socket."""
+    transport = httpx.ASGITransport(serving.app(**options), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """Of a request for a completion of 12 tokens."""
+    return {
+        "model": "tiny",
+        "prompt": "Hello",
+        "max_tokens": 12,
+        "seed": 3,
+        "ignore_eos": True,
+        **fields,
+    }
+
+
+async def complete(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post("/v1/completions", json=body(**fields))
+    assert response.status_code == 200, response.text
+    completion: dict[str, Any] = response.json()
+    return completion
+
+
+async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a streamed completion."""
+    request = body(stream=True, **fields)
+    async with client.stream("POST", "/v1/completions", json=request) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

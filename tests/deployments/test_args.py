@@ -88,3 +88,9 @@ def test_wrong_options_say_what_and_how_to_mend_it(
 def test_every_option_is_described() -> None:
     for name, field in AppArgs.model_fields.items():
         assert field.description, f"{name} has no docstring"
+
+
+def test_origins_are_a_list_with_commas() -> None:
+    assert AppArgs().cors_origins == ()
+    args = AppArgs(cors_allow_origins="https://a.example, https://b.example,")
+    assert args.cors_origins == ("https://a.example", "https://b.example")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -9,10 +10,13 @@ import pytest
 from deployments.api import grpc as tandem_grpc
 from deployments.api.openai import CompletionRequest
 from deployments.api.tandem_pb2 import GenerateRequest, TokenIds
-from tests.deployments.serving import LocalServing, local_serving
+from tests.deployments.serving import MAX_REQUEST_BYTES, LocalServing, local_serving
 from tests.tiny_models import save_model
 from workers.errors import TandemError
 from workers.model import load_model
+
+generate = partial(tandem_grpc.generate, max_request_bytes=MAX_REQUEST_BYTES)
+generate_stream = partial(tandem_grpc.generate_stream, max_request_bytes=MAX_REQUEST_BYTES)
 
 
 class Context:
@@ -37,14 +41,12 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def test_unary_and_stream_are_the_same_text(serving: LocalServing) -> None:
     request = GenerateRequest(text="Hello", max_tokens=12, seed=3, ignore_eos=True)
     context = Context()
-    whole = await tandem_grpc.generate(serving.service, request, context)
+    whole = await generate(serving.service, request, context)
     assert context.code is None
     assert (len(whole.text), len(whole.token_ids)) == (12, 12)
     assert (whole.model, whole.finish_reason) == ("tiny", "length")
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 12)
-    chunks = [
-        chunk async for chunk in tandem_grpc.generate_stream(serving.service, request, context)
-    ]
+    chunks = [chunk async for chunk in generate_stream(serving.service, request, context)]
     assert len(chunks) > 1
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == list(whole.token_ids)
@@ -69,8 +71,8 @@ async def test_fields_mean_the_same_as_over_http(serving: LocalServing) -> None:
         stop=["~"],
         ignore_eos=True,
     )
-    response = await tandem_grpc.generate(serving.service, request, Context())
-    generation = await serving.service.open(
+    response = await generate(serving.service, request, Context())
+    async with serving.service.open(
         CompletionRequest(
             model="tiny",
             prompt=[[40, 41]],
@@ -87,13 +89,13 @@ async def test_fields_mean_the_same_as_over_http(serving: LocalServing) -> None:
             stop=["~"],
             ignore_eos=True,
         )
-    )
-    text = "".join([delta.text async for _, delta in serving.service.run(generation)])
+    ) as generation:
+        text = "".join([delta.text async for _, delta in serving.service.run(generation)])
     assert response.text == text
 
 
 async def test_absent_fields_have_the_defaults(serving: LocalServing) -> None:
-    response = await tandem_grpc.generate(serving.service, GenerateRequest(text="Hi"), Context())
+    response = await generate(serving.service, GenerateRequest(text="Hi"), Context())
     assert response.usage.completion_tokens <= 16
 
 
@@ -106,12 +108,22 @@ async def test_absent_fields_have_the_defaults(serving: LocalServing) -> None:
         (
             GenerateRequest(text="a", temperature=3),
             grpc.StatusCode.INVALID_ARGUMENT,
-            "temperature is 3.0: Input should be less than or equal to 2",
+            "temperature is 3.0: it must be a number from 0 to 2",
         ),
         (
             GenerateRequest(text="a", max_tokens=1000),
             grpc.StatusCode.INVALID_ARGUMENT,
             "256 tokens",
+        ),
+        (
+            GenerateRequest(text="a" * MAX_REQUEST_BYTES),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "at most 20000 are taken",
+        ),
+        (
+            GenerateRequest(text="a", temperature=float("nan")),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "temperature is nan: it must be a number from 0 to 2",
         ),
     ],
     ids=str,
@@ -122,11 +134,11 @@ async def test_wrong_requests_set_the_status(
     for streamed in (False, True):
         context = Context()
         if streamed:
-            stream = tandem_grpc.generate_stream(serving.service, request_, context)
+            stream = generate_stream(serving.service, request_, context)
             with pytest.raises(TandemError):
                 await anext(stream)
         else:
-            await tandem_grpc.generate(serving.service, request_, context)
+            await generate(serving.service, request_, context)
         assert context.code is code
         assert words in context.details
 
@@ -134,19 +146,19 @@ async def test_wrong_requests_set_the_status(
 async def test_no_traceback_reaches_a_client(
     serving: LocalServing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(serving.service, "open", fail)
     context = Context()
-    await tandem_grpc.generate(serving.service, GenerateRequest(text="a"), context)
+    await generate(serving.service, GenerateRequest(text="a"), context)
     assert context.code is grpc.StatusCode.INTERNAL
     assert context.details == "internal error; the server's log says more"
 
 
 async def test_closing_a_stream_frees_everything(serving: LocalServing) -> None:
     request = GenerateRequest(text="Hello", max_tokens=200, seed=3, ignore_eos=True)
-    stream = tandem_grpc.generate_stream(serving.service, request, Context())
+    stream = generate_stream(serving.service, request, Context())
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
     async with asyncio.timeout(5):

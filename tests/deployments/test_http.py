@@ -8,8 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.http import make_app
-from tests.deployments.serving import LocalServing, local_serving
+from tests.deployments.serving import (
+    LocalServing,
+    body,
+    client_of,
+    complete,
+    local_serving,
+    stream,
+)
 from tests.tiny_models import save_model
 from workers.model import Model, load_model
 
@@ -28,37 +34,8 @@ async def serving(model: Model) -> AsyncIterator[LocalServing]:
 
 @pytest.fixture
 async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(make_app(serving.service), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(serving) as client:
         yield client
-
-
-def body(**fields: Any) -> dict[str, Any]:
-    return {
-        "model": "tiny",
-        "prompt": "Hello",
-        "max_tokens": 12,
-        "seed": 3,
-        "ignore_eos": True,
-        **fields,
-    }
-
-
-async def complete(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await client.post("/v1/completions", json=body(**fields))
-    assert response.status_code == 200, response.text
-    completion: dict[str, Any] = response.json()
-    return completion
-
-
-async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
-    request = body(stream=True, **fields)
-    async with client.stream("POST", "/v1/completions", json=request) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line async for line in response.aiter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 async def test_a_completion_has_openais_shape(client: httpx.AsyncClient) -> None:
@@ -94,7 +71,7 @@ async def test_usage_is_the_last_event_when_asked_for(client: httpx.AsyncClient)
 async def test_several_prompts_and_n_are_choices_in_order(client: httpx.AsyncClient) -> None:
     both = await complete(client, prompt=["Hello", "World"], n=2)
     assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
-    assert both["usage"]["prompt_tokens"] == 20
+    assert both["usage"]["prompt_tokens"] == 10  # each prompt once
     texts = [choice["text"] for choice in both["choices"]]
     assert len(set(texts)) == 4
     for index, (prompt, seed) in enumerate([("Hello", 3), ("Hello", 4), ("World", 3)]):
@@ -118,12 +95,6 @@ async def test_token_ids_are_prompts_too(client: httpx.AsyncClient, serving: Loc
 async def test_without_a_seed_texts_differ(client: httpx.AsyncClient) -> None:
     texts = {(await complete(client, seed=None))["choices"][0]["text"] for _ in range(3)}
     assert len(texts) == 3
-
-
-async def test_null_means_the_default(client: httpx.AsyncClient) -> None:
-    nulls = ("temperature", "top_p", "n", "stop", "logit_bias", "stream", "echo", "suffix")
-    fields = dict.fromkeys(nulls)
-    assert (await complete(client, **fields))["choices"] == (await complete(client))["choices"]
 
 
 async def test_sampling_fields_reach_the_sampler(client: httpx.AsyncClient) -> None:
@@ -157,22 +128,27 @@ async def test_stop_ends_the_text(client: httpx.AsyncClient) -> None:
         ({"prompt": ["a"] * 129}, 400, "prompt", ["129 prompts", "at most 128"]),
         ({"prompt": "x" * 250}, 400, "max_tokens", ["250 tokens", "262 together", "256 tokens"]),
         ({"prompt": "x" * 256}, 400, "prompt", ["256 tokens"]),
-        ({"max_tokens": 0}, 400, "max_tokens", ["0", "greater than or equal to 1"]),
+        ({"max_tokens": 0}, 400, "max_tokens", ["0", "integer of at least 1"]),
         ({"max_tokens": -5}, 400, "max_tokens", ["-5"]),
         ({"max_tokens": "many"}, 400, "max_tokens", ["'many'", "integer"]),
-        ({"temperature": -0.1}, 400, "temperature", ["-0.1", "greater than or equal to 0"]),
-        ({"temperature": 2.1}, 400, "temperature", ["2.1", "less than or equal to 2"]),
+        ({"temperature": -0.1}, 400, "temperature", ["-0.1", "a number from 0 to 2"]),
+        ({"temperature": 2.1}, 400, "temperature", ["2.1", "a number from 0 to 2"]),
         ({"temperature": "hot"}, 400, "temperature", ["'hot'", "number"]),
-        ({"top_p": 0}, 400, "top_p", ["0", "greater than 0"]),
-        ({"top_p": 1.5}, 400, "top_p", ["1.5", "less than or equal to 1"]),
+        ({"top_p": 0}, 400, "top_p", ["0", "above 0 and at most 1"]),
+        ({"top_p": 1.5}, 400, "top_p", ["1.5", "above 0 and at most 1"]),
         ({"seed": 1.5}, 400, "seed", ["1.5", "integer"]),
-        ({"seed": 2**63}, 400, "seed", [str(2**63), "less than"]),
-        ({"stop": ""}, 400, "stop.0", ["''", "at least 1 character"]),
+        ({"seed": 2**63}, 400, "seed", [str(2**63), f"to {2**63 - 1}"]),
+        ({"stop": ""}, 400, "stop.0", ["''", "empty"]),
         ({"stop": ["a"] * 17}, 400, "stop", ["at most 16"]),
-        ({"n": 0}, 400, "n", ["0", "greater than or equal to 1"]),
-        ({"logit_bias": {"5": 101}}, 400, "logit_bias.5", ["101", "less than or equal to 100"]),
+        ({"n": 0}, 400, "n", ["0", "from 1 to 128"]),
+        ({"logit_bias": {"5": 101}}, 400, "logit_bias.5", ["101", "at most 100"]),
         ({"logit_bias": {"97": 1}}, 400, "logit_bias", ["token id 97"]),
-        ({"stream_options": {"include_usag": True}}, 400, None, ["include_usag"]),
+        (
+            {"stream": True, "stream_options": {"include_usag": True}},
+            400,
+            "stream_options.include_usag",
+            ["include_usag"],
+        ),
         ({"temprature": 0.5}, 400, "temprature", ["no field 'temprature'"]),
         ({"logprobs": 3}, 400, "logprobs", ["3"]),
         ({"best_of": 2}, 400, "best_of", ["2"]),
@@ -241,25 +217,62 @@ async def test_models_and_health(client: httpx.AsyncClient) -> None:
     missing = await client.get("/v1/models/org/other")
     assert missing.status_code == 404
     assert "'org/other'" in missing.json()["error"]["message"]
-    assert (await client.get("/health")).json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/models/tiny"])
+async def test_what_is_got_may_be_asked_for_by_head(path: str, client: httpx.AsyncClient) -> None:
+    head, got = await client.head(path), await client.get(path)
+    assert (head.status_code, got.status_code) == (200, 200)
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
+async def test_usage_is_in_every_event_when_asked_for(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await stream(client, stream_options=options, n=2)
+    assert events[-1]["choices"] == []
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 24
+    assert {event["usage"]["prompt_tokens"] for event in events} == {5}
+    only_asked = await stream(client, stream_options={"continuous_usage_stats": True})
+    assert all(event["usage"] is None for event in only_asked)
+
+
+async def test_pages_of_other_origins_may_call_only_if_allowed(serving: LocalServing) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    async with client_of(serving) as client:
+        response = await client.options("/v1/completions", headers=preflight)
+        assert response.status_code == 405
+    for allowed in ("https://a.example", "*"):
+        async with client_of(serving, cors_allow_origins=("https://b.example", allowed)) as client:
+            response = await client.options("/v1/completions", headers=preflight)
+            assert response.status_code == 200
+            assert response.headers["access-control-allow-origin"] == allowed
+            response = await client.post("/v1/completions", json={}, headers=preflight)
+            assert response.status_code == 400
+            assert response.headers["access-control-allow-origin"] == allowed
+    async with client_of(serving, cors_allow_origins=("https://b.example",)) as client:
+        response = await client.options("/v1/completions", headers=preflight)
+        assert "access-control-allow-origin" not in response.headers
 
 
 async def test_a_full_queue_is_429_with_retry_after(model: Model) -> None:
-    async with local_serving(model, max_running=1, max_waiting=1) as serving:
-        transport = httpx.ASGITransport(make_app(serving.service))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            serving.targets.delay_s = 0.2
-            running = [asyncio.create_task(complete(client, max_tokens=2)) for _ in range(2)]
-            while serving.service.num_unfinished < 2:
-                await asyncio.sleep(0.01)
-            refused = await client.post("/v1/completions", json=body())
-            assert refused.status_code == 429
-            assert refused.headers["retry-after"] == "1"
-            error = refused.json()["error"]
-            assert error["type"] == "rate_limit_error"
-            assert "at most 1 run and 1 wait" in error["message"]
-            assert len(await asyncio.gather(*running)) == 2
-            await complete(client)
+    async with (
+        local_serving(model, max_running=1, max_waiting=1) as serving,
+        client_of(serving) as client,
+    ):
+        serving.targets.delay_s = 0.2
+        running = [asyncio.create_task(complete(client, max_tokens=2)) for _ in range(2)]
+        while serving.service.num_unfinished < 2:
+            await asyncio.sleep(0.01)
+        refused = await client.post("/v1/completions", json=body())
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        error = refused.json()["error"]
+        assert error["type"] == "rate_limit_error"
+        assert "at most 1 run and 1 wait" in error["message"]
+        assert len(await asyncio.gather(*running)) == 2
+        await complete(client)
 
 
 async def test_a_lost_target_is_503_or_an_error_event(
@@ -276,7 +289,7 @@ async def test_a_lost_target_is_503_or_an_error_event(
 async def test_no_traceback_reaches_a_client(
     client: httpx.AsyncClient, serving: LocalServing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(serving.service, "open", fail)
@@ -290,7 +303,7 @@ async def test_a_client_that_leaves_frees_everything(
     num_events: int, serving: LocalServing
 ) -> None:
     """Over a raw ASGI connection, since httpx's in-process transport never disconnects."""
-    app = make_app(serving.service)
+    app = serving.app()
     left = asyncio.Event()
     sent: list[dict[str, Any]] = []
     content = json.dumps(body(stream=True, max_tokens=200, ignore_eos=True)).encode()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deployments.router.admission import AdmissionLimits, check_admission
+from deployments.router.admission import Admission, AdmissionLimits
 from deployments.router.gamma import Candidate, FixedGamma
-from workers.errors import OverloadedError
+from workers.errors import InvalidRequestError, OverloadedError
 
 
 def test_fixed_gamma_gives_what_is_allowed() -> None:
@@ -16,13 +16,29 @@ def test_fixed_gamma_gives_what_is_allowed() -> None:
 LIMITS = AdmissionLimits(max_running=4, max_waiting=2)
 
 
-@pytest.mark.parametrize(("num_unfinished", "num_new"), [(0, 6), (5, 1), (6, 0)])
+@pytest.mark.parametrize(("num_unfinished", "num_new"), [(0, 6), (5, 1), (4, 2)])
 def test_what_fits_is_admitted(num_unfinished: int, num_new: int) -> None:
-    check_admission(LIMITS, num_unfinished=num_unfinished, num_new=num_new)
+    admission = Admission(LIMITS)
+    with admission.reserve(num_unfinished) as before, admission.reserve(num_new) as reservation:
+        assert admission.num_unfinished == num_unfinished + num_new
+        reservation.release_one()
+        before.release_one()
+        assert admission.num_unfinished == num_unfinished + num_new - 2 + (num_unfinished == 0)
+    assert admission.num_unfinished == 0
+    reservation.release_one()  # of a request that has ended
+    assert admission.num_unfinished == 0
 
 
-@pytest.mark.parametrize(("num_unfinished", "num_new"), [(0, 7), (6, 1), (4, 3)])
+@pytest.mark.parametrize(("num_unfinished", "num_new"), [(1, 6), (6, 1), (4, 3)])
 def test_what_does_not_fit_is_refused_as_a_whole(num_unfinished: int, num_new: int) -> None:
+    admission = Admission(LIMITS)
+    admission.reserve(num_unfinished)
     with pytest.raises(OverloadedError, match="at most 4 run and 2 wait") as caught:
-        check_admission(LIMITS, num_unfinished=num_unfinished, num_new=num_new)
+        admission.reserve(num_new)
     assert caught.value.retry_after_s > 0
+    assert admission.num_unfinished == num_unfinished
+
+
+def test_what_can_never_fit_is_a_wrong_request() -> None:
+    with pytest.raises(InvalidRequestError, match=r"7 completions.* at most 6 fit"):
+        Admission(LIMITS).reserve(7)

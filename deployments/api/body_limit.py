@@ -1,0 +1,94 @@
+"""No more of a request's body is kept than the server takes."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.api.errors import error_response
+from workers.errors import RequestTooLargeError
+
+WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods whose bodies nobody reads."""
+MAX_DRAINED = 16
+"""Bodies of the greatest length that are read and dropped of one that is too long."""
+DRAIN_TIMEOUT_S = 5.0
+
+
+class BodyLimit:
+    """ASGI middleware: reads a request's body whole, or answers 413 as soon as it is too long.
+
+    The length that a client states is believed only where it is too long: one that sends in chunks
+    states none. Starlette's own middleware for this answers in plain text.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in WITHOUT_BODY:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(_stated_length(scope), receive)
+        except RequestTooLargeError as error:
+            response = error_response(error)
+            response.headers["Connection"] = "close"  # what may still come is not read
+            await response(scope, receive, send)
+            return
+        if body is not None:
+            await self._app(scope, _replayed(body, receive), send)
+
+    async def _read(self, stated_length: int, receive: Receive) -> bytes | None:
+        """The body; None if its client left before it was sent."""
+        body = bytearray()
+        has_more = True
+        while has_more:
+            if max(stated_length, len(body)) > self._max_bytes:
+                await self._drain(receive)
+                raise self._too_large(max(stated_length, len(body)))
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            has_more = message.get("more_body", False)
+        if len(body) > self._max_bytes:
+            raise self._too_large(len(body))
+        return bytes(body)
+
+    async def _drain(self, receive: Receive) -> None:
+        """Let the client send on for a while: most see an answer only when they have sent all.
+
+        Where the connection ends under their hands, they are told of that, and not why.
+        """
+        num_left = MAX_DRAINED * self._max_bytes
+        try:
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                while num_left > 0:
+                    message = await receive()
+                    num_left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            return
+
+    def _too_large(self, num_bytes: int) -> RequestTooLargeError:
+        return RequestTooLargeError(
+            f"the request's body has {num_bytes} bytes or more; at most {self._max_bytes} are read "
+            "(the option max_request_bytes); send a shorter prompt"
+        )
+
+
+def _stated_length(scope: Scope) -> int:
+    stated = dict(scope["headers"]).get(b"content-length", b"")
+    return int(stated) if stated.isdigit() else 0
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that has the body in one message, and what comes after it."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return first.pop() if first else await receive()
+
+    return replay

@@ -1,0 +1,259 @@
+"""The fields of a request: what is taken, what is left out, and what is said of the others."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api.openai import CompletionRequest
+from deployments.api.unserved import ANYTHING, OF_COMPLETIONS
+from deployments.api.validation import parse
+from tests.deployments.loops import Models
+from tests.deployments.serving import body, client_of, complete, local_serving
+from workers.errors import InvalidRequestError
+
+
+@pytest.fixture
+async def client(models: Models) -> AsyncIterator[httpx.AsyncClient]:
+    async with local_serving(models.target) as serving, client_of(serving) as client:
+        yield client
+
+
+def refusal(**fields: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(CompletionRequest, body(**fields))
+    return caught.value
+
+
+def test_null_means_the_default() -> None:
+    required = {"model": "tiny", "prompt": "Hello"}
+    names = (set(CompletionRequest.model_fields) | set(OF_COMPLETIONS)) - set(required)
+    nulls = parse(CompletionRequest, {**required, **dict.fromkeys(names)})
+    assert nulls == parse(CompletionRequest, required)
+
+
+@pytest.mark.parametrize("name", sorted(OF_COMPLETIONS))
+def test_a_field_that_is_not_served_may_be_off(name: str) -> None:
+    off_values = OF_COMPLETIONS[name]
+    for value in (None, *off_values):
+        given = {"any": "thing"} if value is ANYTHING else value
+        assert parse(CompletionRequest, body(**{name: given})) == parse(CompletionRequest, body())
+    if ANYTHING not in off_values:
+        error = refusal(**{name: "on"})
+        assert error.field == name
+        assert f"{name} is 'on': it is not served yet; leave it out" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"echo": True}, "echo is True: it is not served yet; leave it out or send false"),
+        ({"echo": 0}, "echo is 0"),
+        ({"min_tokens": False}, "min_tokens is False"),
+        ({"logprobs": 0}, "logprobs is 0"),
+        ({"suffix": "x"}, "suffix is 'x': it is not served yet; leave it out or send \"\""),
+        ({"response_format": {"type": "json_object"}}, "response_format is"),
+        ({"tools": [{}]}, "tools is"),
+        ({"best_of": 3, "n": 2}, "best_of is 3 and n is 2"),
+    ],
+    ids=str,
+)
+def test_a_field_that_is_not_served_is_refused_when_on(fields: dict[str, Any], words: str) -> None:
+    error = refusal(**fields)
+    assert words in str(error)
+    assert error.field == next(iter(fields))
+
+
+def test_best_of_may_be_all_of_them() -> None:
+    assert parse(CompletionRequest, body(best_of=3, n=3)).n == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
+        ({"include_usage": 1}, "stream_options.include_usage"),
+        ({"other": None}, "stream_options.other"),
+        (5, "stream_options"),
+    ],
+    ids=str,
+)
+def test_stream_options_are_checked(options: Any, field: str) -> None:
+    assert refusal(stream=True, stream_options=options).field == field
+
+
+def test_stream_options_may_be_off_or_absent() -> None:
+    for options in ({}, {"include_obfuscation": False, "include_usage": None}):
+        parsed = parse(CompletionRequest, body(stream=True, stream_options=options))
+        assert not parsed.stream_options.include_usage
+    assert parse(CompletionRequest, body(stream_options=None)).stream_options is None
+
+
+def test_stream_options_are_of_streams_only() -> None:
+    error = refusal(stream_options={"include_usage": True})
+    assert error.field == "stream_options"
+    assert "stream is not true" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan: it must be a number from 0 to 2"),
+        ({"temperature": float("inf")}, "temperature is inf: it must be a number from 0 to 2"),
+        ({"temperature": "hot"}, "temperature is 'hot': it must be a number from 0 to 2"),
+        ({"min_p": float("nan")}, "min_p is nan: it must be a number from 0 to 1"),
+        ({"top_p": 0}, "top_p is 0: it must be a number above 0 and at most 1"),
+        ({"top_k": -2}, "top_k is -2: it must be an integer of at least -1"),
+        ({"max_tokens": 0}, "max_tokens is 0: it must be an integer of at least 1"),
+        ({"max_tokens": True}, "max_tokens is True: it must be an integer of at least 1"),
+        ({"n": 129}, "n is 129: it must be an integer from 1 to 128"),
+        (
+            {"repetition_penalty": 1e-40},
+            "repetition_penalty is 1e-40: it must be a number from 0.1 to 10",
+        ),
+        (
+            {"seed": 2**63},
+            f"seed is {2**63}: it must be an integer from {-(2**63)} to {2**63 - 1}",
+        ),
+        ({"stream": "yes"}, "stream is 'yes': it must be true or false"),
+        ({"user": 5}, "user is 5: it must be a string"),
+        ({"stop": [5]}, "stop.0 is 5: it must be a string"),
+        ({"stop": 5}, "stop is 5: it must be a list"),
+        ({"prompt": ["a"] * 129}, "it has 129 prompts; at most 128 fit one request"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias.5 is nan: it must be a finite number"),
+        ({"logit_bias": [1]}, "logit_bias is [1]: it must be an object"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_in_our_words(fields: dict[str, Any], message: str) -> None:
+    assert message in str(refusal(**fields))
+
+
+@pytest.mark.parametrize("key", ["٣", "-1", "+5", "05", " 5", "5.0", "x", "", "9" * 5000, "\ud800"])
+def test_a_key_of_logit_bias_is_a_token_id(key: str) -> None:
+    error = refusal(logit_bias={key: 1})
+    assert error.field == "logit_bias"
+    assert "is no token id" in str(error)
+
+
+def test_tables_of_biases_have_a_limit() -> None:
+    biases = {str(token): 1 for token in range(4096)}
+    assert len(parse(CompletionRequest, body(logit_bias=biases)).logit_bias) == 4096
+    assert "at most 4096 entries" in str(refusal(logit_bias={**biases, "4096": 1}))
+
+
+HALF = "a\ud83d b"
+"""What is left of an emoji that was cut in two."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": HALF}, "prompt"),
+        ({"prompt": ["a", HALF]}, "prompt"),
+        ({"stop": HALF}, "stop.0"),
+        ({"stop": ["a", HALF]}, "stop.1"),
+        ({"cache_salt": HALF}, "cache_salt"),
+        ({"user": HALF}, "user"),
+        ({"model": HALF}, "model"),
+        ({HALF: 1}, "a\\ud83d b"),
+        ({"stream": True, "stream_options": {HALF: 1}}, "stream_options.a\\ud83d b"),
+        ({"logit_bias": {HALF: 1}}, "logit_bias"),
+        ({"echo": HALF}, "echo"),
+    ],
+    ids=ascii,
+)
+async def test_half_a_character_is_refused_wherever_it_stands(
+    fields: dict[str, Any], param: str, client: httpx.AsyncClient
+) -> None:
+    content = json.dumps(body(**fields)).encode()
+    headers = {"content-type": "application/json"}
+    response = await client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_an_empty_body_is_told(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/completions")
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (
+        "the body is empty; it must be a JSON object, sent with the header Content-Type: "
+        "application/json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x1f\x8b\x08", "not UTF-8; compressed bodies are not taken"),
+        (b'{"prompt": "\xe9"}', "not UTF-8"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "a number of too many digits"),
+        (b"[" * 19_000, "nested too deeply"),
+    ],
+    ids=["gzip", "latin-1", "digits", "nesting"],
+)
+async def test_a_body_that_cannot_be_read_is_told_why(
+    content: bytes, reason: str, client: httpx.AsyncClient
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = await client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith("the body cannot be read")
+    assert reason in message
+
+
+async def test_the_schema_has_all_forms_of_a_prompt(client: httpx.AsyncClient) -> None:
+    schema = (await client.get("/openapi.json")).json()
+    prompt = schema["components"]["schemas"]["CompletionRequest"]["properties"]["prompt"]
+    assert prompt["anyOf"][0] == {"type": "string"}
+    assert [form.get("minItems") for form in prompt["anyOf"]] == [None, 1, 1]
+
+
+def test_a_stop_string_has_a_limit() -> None:
+    assert parse(CompletionRequest, body(stop="a" * 1024)).stop
+    assert "stop.0 is" in str(refusal(stop="a" * 1025))
+    assert "at most 1024 characters" in str(refusal(stop="a" * 1025))
+
+
+async def test_a_thousand_wrong_fields_are_one_message(client: httpx.AsyncClient) -> None:
+    request = body(**{f"field{n}": n for n in range(1000)})
+    response = await client.post("/v1/completions", json=request)
+    assert response.json()["error"]["message"] == "there is no field 'field0' in this request"
+
+
+async def test_not_a_number_is_refused_as_json_writes_it(client: httpx.AsyncClient) -> None:
+    content = json.dumps(body(temperature=float("nan")))
+    assert "NaN" in content
+    headers = {"content-type": "application/json"}
+    response = await client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 400
+    assert "a number from 0 to 2" in response.json()["error"]["message"]
+
+
+async def test_what_clients_send_is_served(client: httpx.AsyncClient) -> None:
+    """Every field of the usual clients, switched off."""
+    await complete(
+        client,
+        metadata={"run": "1"},
+        store=False,
+        service_tier="auto",
+        suffix="",
+        response_format={"type": "text"},
+        tools=None,
+        top_k=None,
+        min_p=None,
+        repetition_penalty=None,
+        ignore_eos=None,
+        cache_salt=None,
+        min_tokens=0,
+        skip_special_tokens=True,
+        best_of=1,
+        logprobs=None,
+        echo=False,
+        length_penalty=1.0,
+        use_beam_search=False,
+        stream_options=None,
+    )

@@ -1,0 +1,83 @@
+"""Our part of Serve's gRPC proxy, on Serve's own server without a replica behind it."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from unittest.mock import Mock
+
+import grpc
+import pytest
+from ray.serve._private.grpc_util import gRPCGenericServer
+
+from deployments.api import grpc_proxy
+from deployments.api.grpc_proxy import MALFORMED, add_generation_to_server
+from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
+
+SERVICE = "/tandem.v1.Generation"
+
+
+def echoing(*, service_method: str, streaming_type: Any) -> Callable[..., Any]:  # noqa: ARG001
+    """What Serve makes of a method, but that it answers by itself: with the request's text."""
+
+    async def unary(request: GenerateRequest, context: Any) -> bytes:  # noqa: ARG001
+        return GenerateResponse(text=request.text).SerializeToString()
+
+    async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:
+        assert context.peer()
+        for word in request.text.split():
+            yield GenerateChunk(text=word).SerializeToString()
+
+    return stream if streaming_type.name == "UNARY_STREAM" else unary
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    server = gRPCGenericServer(echoing)
+    port = server.add_insecure_port("127.0.0.1:0")
+    add_generation_to_server(Mock(), server)
+    assert server.service_handler_factory is echoing
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
+
+
+async def call(channel: grpc.aio.Channel, method: str, raw: bytes) -> list[bytes]:
+    """The raw answers to raw bytes."""
+    if method == "Generate":
+        return [await channel.unary_unary(f"{SERVICE}/{method}")(raw, timeout=10)]
+    stream = channel.unary_stream(f"{SERVICE}/{method}")(raw, timeout=10)
+    return [message async for message in stream]
+
+
+async def test_requests_arrive_read(channel: grpc.aio.Channel) -> None:
+    raw = GenerateRequest(text="a b").SerializeToString()
+    (whole,) = await call(channel, "Generate", raw)
+    assert GenerateResponse.FromString(whole).text == "a b"
+    chunks = await call(channel, "GenerateStream", raw)
+    assert [GenerateChunk.FromString(chunk).text for chunk in chunks] == ["a", "b"]
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+@pytest.mark.parametrize("raw", [b"\xff", b"\x12\x05ab", b"\x12\x02\xff\xfe", b"{}" * 50])
+async def test_bytes_that_are_no_request_are_told_so(
+    method: str, raw: bytes, channel: grpc.aio.Channel
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, method, raw)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == MALFORMED
+
+
+async def test_a_message_that_no_app_would_take_is_not_handed_on(
+    channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_proxy, "MAX_MESSAGE_BYTES", 10)
+    with pytest.raises(grpc.aio.AioRpcError, match="12 bytes; at most 10") as caught:
+        await call(channel, "Generate", GenerateRequest(text="a" * 10).SerializeToString())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary(f"{SERVICE}/Other")(b"", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
