@@ -17,15 +17,11 @@ from workers.cpu_kernel import CpuKernel
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.packed_linear import pack_linears
 from workers.paged_kernel import PagedKernel
+from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
 from workers.varlen_kernel import VarlenKernel
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 CACHED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -58,6 +54,8 @@ class Model:
     dtype: torch.dtype
     num_weight_bytes: int
     """Of this rank, about."""
+    text_warnings: tuple[str, ...] = ()
+    """Why its texts may depend on more than its weights; see `precision`."""
 
     @property
     def slot_bytes(self) -> int:
@@ -161,7 +159,8 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     """Load a causal language model from a folder or a Hugging Face id.
 
     Args:
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        dtype: "auto" (the checkpoint's own, but float32 for a float16 one on a CPU), "float32",
+            "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:<index>".
         tp_size: ranks that share the weights, of which this process is one: each reads its shard
             only. All load at a time, after they have met in a torch.distributed process group.
@@ -173,7 +172,11 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     resolved_device = resolve_device(device)
     config = load_config(name)
     attention.register()
-    module = _load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device, tp_size)
+    on_cpu = resolved_device.type == "cpu"
+    weights_dtype = chosen_dtype(dtype, config, on_cpu=on_cpu)
+    module = _load_weights(name, config, weights_dtype or "auto", resolved_device, tp_size)
+    if weights_dtype is None and is_widened(module.dtype, on_cpu=on_cpu):
+        module = module.float()  # config.json names no dtype
     module.train(mode=False)
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
     if tp_size == 1:  # of layers that other ranks share, transformers wraps the calls
@@ -187,6 +190,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
         device=module.device,
         dtype=module.dtype,
         num_weight_bytes=num_weight_bytes,
+        text_warnings=text_warnings(name, module),
     )
 
 
