@@ -164,6 +164,12 @@ class AppArgs(BaseModel):
                     raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
         return values
 
+    @field_validator("compile", "overlap", "prefix_caching", mode="before")
+    @classmethod
+    def _read_yaml_words(cls, value: Any) -> Any:
+        """YAML takes a bare `off` for false and `on` for true."""
+        return {False: "off", True: "on"}[value] if isinstance(value, bool) else value
+
     @field_validator("drafter", mode="before")
     @classmethod
     def _explain_drafters(cls, value: Any) -> Any:
