@@ -101,13 +101,17 @@ class AppArgs(BaseModel):
     verification: Literal["coupled"] = "coupled"
     """How drafts are judged; only `coupled` so far: by the target's own seeded sample."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of weights and cache; `auto` is the checkpoint's own."""
+    """Precision of weights and cache. `auto` is the checkpoint's own, but float32 for a float16
+    one on a CPU, where only float32 and bfloat16 give texts that do not depend on drafts."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
-    compile: Literal["auto", "off"] = "auto"
-    """Whether the models' forwards are compiled on a CPU: once per machine, in the background,
-    while requests are served already. On CUDA they are recorded as graphs, before the first
-    request. `off` keeps to the models' own code."""
+    compile: Literal["auto", "wait", "off"] = "auto"
+    """Whether the models' forwards are compiled on a CPU, once per machine. `auto`: in the
+    background, while the models' own code serves; in bfloat16, a text written before the change,
+    or across it, may differ from a later one of the same seed where two tokens are nearly as
+    likely. `wait`: a replica serves once its forward is compiled or known not to be had, so a seed
+    has one text. `off`: the models' own code alone, likewise. On CUDA forwards are recorded as
+    graphs before the first request, unless `off`."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the target allows."""
     max_num_seqs: int = Field(default=64, ge=1)
@@ -164,6 +168,12 @@ class AppArgs(BaseModel):
                 if name not in cls.model_fields:
                     raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
         return values
+
+    @field_validator("compile", "overlap", "prefix_caching", mode="before")
+    @classmethod
+    def _read_yaml_words(cls, value: Any) -> Any:
+        """YAML takes a bare `off` for false and `on` for true."""
+        return {False: "off", True: "on"}[value] if isinstance(value, bool) else value
 
     @field_validator("drafter", mode="before")
     @classmethod

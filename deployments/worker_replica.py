@@ -17,6 +17,7 @@ import ray
 from ray import serve
 
 from deployments.args import AppArgs
+from deployments.compiling import until_compiled
 from deployments.metrics import WorkerMetrics
 from deployments.pinning import NUM_CACHED_TOKENS
 from deployments.step_loop import StepLoop
@@ -54,6 +55,10 @@ class WorkerStatus:
     """Likewise: sequences that lost their cache to others."""
     is_compiling: bool
     """Whether the model's forward is being compiled beside the steps."""
+    is_compiled: bool
+    """Whether steps are run by a compiled forward, or one recorded as CUDA graphs."""
+    warnings: tuple[str, ...]
+    """What an operator should know of: sentences."""
     rank_pids: tuple[int, ...] = ()
     """Of a target group: the processes of its other ranks."""
 
@@ -84,7 +89,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         def make_on_thread() -> "StepWorker[RequestT, ResultT]":
             torch.set_num_threads(num_threads)  # OpenMP counts per thread
             worker = make_worker()
-            if args.compile == "auto" and can_compile:
+            if args.compile != "off" and can_compile:
                 compiling.append(worker.start_compiling())
             return worker
 
@@ -100,6 +105,10 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         self._step_timeout_s = args.verify_timeout_s
         self._thread = StepThread()
         self._loop = await self._thread.make(make_loop)
+        if args.compile == "wait":
+            await until_compiled(compiling, self._loop.worker.info.model)
+        for warning in self._loop.worker.warnings:
+            logger.warning("%s", warning)
         self._compiling = compiling
         self._metrics = WorkerMetrics(role)
         self._server = StreamServer(codec, run=self._loop.submit, release=self._loop.release)
@@ -145,6 +154,8 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             num_steps=self._loop.work.num_steps,
             num_preemptions=worker.num_preemptions,
             is_compiling=any(thread.is_alive() for thread in self._compiling),
+            is_compiled=worker.is_compiled,
+            warnings=worker.warnings,
         )
 
     def record_routing_stats(self) -> dict[str, float]:

@@ -9,8 +9,10 @@ model's own forward serves.
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,12 +27,15 @@ from torch import Tensor, nn
 from workers import attention, cpu_kernel, machine_cache, native, packed_linear, step_probe
 from workers.attention import AttentionBatch, LayerCache
 from workers.errors import first_line
-from workers.model import DTYPES, Model, StepInputs, load_model
+from workers.model import Model, StepInputs, load_model
 from workers.paged_kernel import PagedKernel, VarlenBatch
+from workers.precision import DTYPES
 
 logger = logging.getLogger(__name__)
 
+GIB = 1024**3
 NICENESS = 10
+WORKER_POLL_S = 1.0
 COMPILE_TIMEOUT_S = 1800.0
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -118,14 +123,20 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
 
     Takes minutes at worst: call it beside the serving thread.
     """
-    if not _is_compilable(model, block_size):
-        return None
-    dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
-    spec = StepSpec(model=model.name, dtype=dtype, block_size=block_size, num_threads=num_threads)
     try:
-        package = machine_cache.get_or_build(
-            "forward", ".pt2", _sources(model, spec), lambda output: _compile(spec, output)
+        if (obstacle := _obstacle(model, block_size)) is not None:
+            logger.info("%s is not compiled: %s", model.name, obstacle)
+            return None
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
+        spec = StepSpec(
+            model=model.name, dtype=dtype, block_size=block_size, num_threads=num_threads
         )
+
+        def compile_for(output: Path) -> None:
+            _check_memory(model)  # a compiled one that is kept needs none
+            _compile(spec, output)
+
+        package = machine_cache.get_or_build("forward", ".pt2", _sources(model, spec), compile_for)
         step = CompiledStep(package, model)
         error = step_probe.probe_error(step, model, block_size=block_size)
     except Exception as failure:  # whatever it is, the model's own forward serves
@@ -138,14 +149,23 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
     return step
 
 
-def _is_compilable(model: Model, block_size: int) -> bool:
-    """Only the fused CPU attention is one operator to a compiler."""
+def _obstacle(model: Model, block_size: int) -> str | None:
+    """Why such a model is not compiled, if it is not."""
     if model.device.type != "cpu" or model.dtype not in COMPILED_DTYPES:
-        return False
+        return f"forwards in {model.dtype} on {model.device.type} are not"
     if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
-        return False
-    # the compiling process loads it once more
-    return bool(2 * model.num_weight_bytes < psutil.virtual_memory().available)
+        return "only our fused attention is one operator to a compiler, and it is not to be had"
+    return None
+
+
+def _check_memory(model: Model) -> None:
+    """Raises RuntimeError if the compiling process cannot load the model once more."""
+    needed, available = 2 * model.num_weight_bytes, psutil.virtual_memory().available
+    if needed > available:
+        raise RuntimeError(
+            f"compiling needs {needed / GIB:.1f} GiB of memory for a while, and "
+            f"{available / GIB:.1f} GiB are free"
+        )
 
 
 def _sources(model: Model, spec: StepSpec) -> list[str]:
@@ -182,6 +202,7 @@ def _compile(spec: StepSpec, output: Path) -> None:
         text=True,
         timeout=COMPILE_TIMEOUT_S,
         check=False,
+        start_new_session=True,  # see _end_with_worker
     )
     if result.returncode != 0:
         raise RuntimeError(f"it cannot be compiled: {result.stderr.strip()[-500:]}")
@@ -189,10 +210,19 @@ def _compile(spec: StepSpec, output: Path) -> None:
 
 
 def _compile_command(spec: StepSpec, output: Path) -> list[str]:
-    return [sys.executable, "-m", __name__, json.dumps(asdict(spec)), str(output)]
+    arguments = [json.dumps(asdict(spec)), str(output), str(os.getpid())]
+    return [sys.executable, "-m", __name__, *arguments]
 
 
-def _main(spec: StepSpec, output: Path) -> None:
+def _end_with_worker(worker_pid: int) -> None:
+    """End this session's processes once the worker that wants the result is gone."""
+    while os.getppid() == worker_pid:
+        time.sleep(WORKER_POLL_S)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
+    threading.Thread(target=_end_with_worker, args=[worker_pid], daemon=True).start()
     os.nice(NICENESS)
     torch.set_num_threads(spec.num_threads)
     model = load_model(spec.model, dtype=spec.dtype, device="cpu")
@@ -245,4 +275,4 @@ def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    _main(StepSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]))
+    _main(StepSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]))

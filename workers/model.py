@@ -19,15 +19,11 @@ from workers.loading import load_weights
 from workers.observation import observe_layers
 from workers.packed_linear import pack_linears
 from workers.paged_kernel import PagedKernel
+from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
 from workers.varlen_kernel import VarlenKernel
 
 logger = logging.getLogger(__name__)
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 # Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -61,6 +57,8 @@ class Model:
     dtype: torch.dtype
     num_weight_bytes: int
     """Of this rank, about."""
+    text_warnings: tuple[str, ...] = ()
+    """Why its texts may depend on more than its weights; see `precision`."""
 
     @property
     def slot_bytes(self) -> int:
@@ -154,7 +152,8 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     """Load a causal language model from a folder or a Hugging Face id.
 
     Args:
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        dtype: "auto" (the checkpoint's own, but float32 for a float16 one on a CPU), "float32",
+            "bfloat16" or "float16".
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:<index>".
         tp_size: ranks that share the weights, of which this process is one: each reads its shard
             only. All load at a time, after they have met in a torch.distributed process group.
@@ -166,7 +165,11 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     resolved_device = resolve_device(device)
     check_checkpoint(name)
     config = load_config(name)
-    module = load_weights(name, config, DTYPES.get(dtype, "auto"), resolved_device, tp_size)
+    on_cpu = resolved_device.type == "cpu"
+    weights_dtype = chosen_dtype(dtype, config, on_cpu=on_cpu)
+    module = load_weights(name, config, weights_dtype or "auto", resolved_device, tp_size)
+    if weights_dtype is None and is_widened(module.dtype, on_cpu=on_cpu):
+        module = module.float()  # config.json names no dtype
     module.train(mode=False)
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
     layer_specs = observe_layers(name, module)
@@ -184,6 +187,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
         device=module.device,
         dtype=module.dtype,
         num_weight_bytes=num_weight_bytes,
+        text_warnings=text_warnings(name, module),
     )
 
 

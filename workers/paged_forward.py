@@ -51,6 +51,10 @@ class PagedForward:
         self._spare_block = num_blocks
         self._layers = model.make_cache(num_blocks + 1, block_size)
         self._forward: Callable[[StepInputs], Tensor] = model.forward
+        self.is_compiled = False
+        """Whether steps are run by a compiled forward, or by a recorded one, from now on."""
+        self.warnings: tuple[str, ...] = ()
+        """Why not, where it was asked for and cannot be had."""
 
     def start_compiling(self, *, max_model_len: int) -> threading.Thread:
         """Have the forward compiled, beside the steps that run meanwhile; they use it from then on.
@@ -80,6 +84,12 @@ class PagedForward:
             step = obtain()
             if step is not None:
                 self._forward = step
+                self.is_compiled = True
+            elif not is_cuda:
+                self.warnings = (
+                    f"{self._model.name} has no compiled forward here, so its steps are slower; "
+                    "the log says why",
+                )
 
         thread = threading.Thread(target=obtain_and_switch, name="compile", daemon=True)
         thread.start()

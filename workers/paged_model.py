@@ -74,6 +74,16 @@ class PagedModel:
         return self._forward.start_compiling(max_model_len=self.max_model_len)
 
     @property
+    def is_compiled(self) -> bool:
+        """See PagedForward."""
+        return self._forward.is_compiled
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know of: sentences."""
+        return self.model.text_warnings + self._forward.warnings
+
+    @property
     def info(self) -> WorkerInfo:
         return WorkerInfo(
             model=self.model.name,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers import native
-from workers.types import SamplingParams
+from workers.types import SamplingParams, signed_64
 
 # In a sampled token's confidence. By the share alone, the log loss about the target's agreement was
 # 4 to 7 % more (easy, hard and copied texts, temperatures 0.4 to 1.2).
@@ -25,7 +25,6 @@ NO_TOKEN = -1
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 _MASK_32 = 0xFFFFFFFF
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
-_SIGN_64 = 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,11 +259,6 @@ def _mix_32(bits: Tensor) -> Tensor:
     bits = bits ^ (bits >> 15)
     bits = (bits * 0x846CA68B) & _MASK_32
     return bits ^ (bits >> 16)
-
-
-def signed_64(number: int) -> int:
-    """The number that has the same low 64 bits, from -2**63 to 2**63 - 1."""
-    return (number + _SIGN_64 & _MASK_64) - _SIGN_64
 
 
 def _row_keys(seed: int, position: int) -> tuple[int, int]:

@@ -68,6 +68,16 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return self._paged.info
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether steps are run by a compiled or recorded forward, not by the model's own."""
+        return self._paged.is_compiled
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know of: sentences."""
+        return self._paged.warnings
+
+    @property
     def num_sequences(self) -> int:
         return len(self._paged.sequences)
 

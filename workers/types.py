@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 
+def signed_64(number: int) -> int:
+    """The number from -2**63 to 2**63 - 1 that has the same low 64 bits: what a seed may be."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the target's next-token law is shaped. The defaults leave it as the model gives it.

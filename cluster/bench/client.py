@@ -26,6 +26,10 @@ class LoadError(TandemError):
     """A request of a load failed."""
 
 
+class BrokenOffError(LoadError):
+    """The connection was cut, or there was nobody to connect to."""
+
+
 class RefusedError(LoadError):
     """The server has too much to do."""
 
@@ -216,7 +220,7 @@ async def stream(
                 if line.startswith("data:") and data != "[DONE]":
                     yield _event(endpoint, data)
     except httpx.HTTPError as error:
-        raise LoadError(f"{endpoint.url} broke off a request: {error!r}") from error
+        raise BrokenOffError(f"{endpoint.url} broke off a request: {error!r}") from error
 
 
 def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Processes are killed under load, and every text must come out as if nothing had happened."""
+"""Processes are killed and stopped under load, and every text must come out as ever."""

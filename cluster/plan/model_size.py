@@ -19,8 +19,9 @@ from workers import attention
 from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.errors import UnsupportedModelError, first_line
 from workers.loading import check_class, explain
-from workers.model import DTYPES, load_config, max_position_of
+from workers.model import load_config, max_position_of
 from workers.observation import observe_layers
+from workers.precision import chosen_dtype, own_dtype
 
 # How the styles of transformers' plans cut a parameter: along its outputs, the last dimension but
 # one, or along its inputs, the last.
@@ -60,18 +61,21 @@ class ModelSize:
     """What config.json leaves open."""
 
 
-def size_model(name: str, *, dtype: str = "auto", tp_size: int = 1) -> ModelSize:
+def size_model(
+    name: str, *, dtype: str = "auto", tp_size: int = 1, on_gpu: bool = False
+) -> ModelSize:
     """The share that each of `tp_size` ranks has of a model; loads its config.json, no weights.
 
     Args:
         name: a bundled model, a folder or a Hugging Face id.
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        dtype: as of `load_model`.
+        on_gpu: where it is to run.
 
     Raises: ModelNotFoundError, UnsupportedModelError, ConfigError.
     """
     config = load_config(bundled.resolve(name))
     check_tensor_parallel(name, config, tp_size)
-    torch_dtype, remarks = _choose_dtype(name, config, dtype)
+    torch_dtype, remarks = _choose_dtype(name, config, dtype, on_gpu=on_gpu)
     module = _build_without_weights(name, config, torch_dtype)
     if tp_size > 1:
         _cut_to_rank(name, module, tp_size)
@@ -94,7 +98,7 @@ def size_model(name: str, *, dtype: str = "auto", tp_size: int = 1) -> ModelSize
 
 def size_draft(name: str, *, dtype: str, on_gpu: bool) -> ModelSize:
     """As `load_draft_model` loads it at most: a small bf16 model runs in fp32 on some CPUs."""
-    size = size_model(name, dtype=dtype)
+    size = size_model(name, dtype=dtype, on_gpu=on_gpu)
     is_small = size.weight_bytes < SMALL_MODEL_BYTES
     if dtype == "auto" and is_small and size.dtype == "bfloat16" and not on_gpu:
         return size_model(name, dtype="float32")
@@ -102,18 +106,21 @@ def size_draft(name: str, *, dtype: str, on_gpu: bool) -> ModelSize:
 
 
 def _choose_dtype(
-    name: str, config: PreTrainedConfig, dtype: str
+    name: str, config: PreTrainedConfig, dtype: str, *, on_gpu: bool
 ) -> tuple[torch.dtype, tuple[str, ...]]:
     """The dtype, and what has to be said about it."""
-    own = config.dtype or config.get_text_config().dtype
-    if isinstance(own, str):
-        own = DTYPES.get(own)
-    chosen = DTYPES.get(dtype) or own or torch.float32
+    own = own_dtype(config)
+    chosen = chosen_dtype(dtype, config, on_cpu=not on_gpu) or own or torch.float32
     remarks = []
     if dtype == "auto" and own is None:
         remarks.append(
             f"the config.json of {name!r} names no dtype, so float32 is assumed; if the checkpoint "
             "has another, set dtype"
+        )
+    elif dtype == "auto" and own != chosen:
+        remarks.append(
+            f"{name!r} is a float16 checkpoint, which a CPU runs in float32: texts are exact so, "
+            "and weights take twice the memory; dtype=bfloat16 or float16 halves it"
         )
     if getattr(config, "quantization_config", None) is not None:
         remarks.append(

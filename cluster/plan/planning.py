@@ -53,7 +53,8 @@ def make_plan(config: PlanConfig) -> Plan:
 
 
 def _target(args: PlanArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
-    size = size_model(args.target, dtype=args.dtype, tp_size=tp_size)
+    resources = rank_resources(args.device, nodes)
+    size = size_model(args.target, dtype=args.dtype, tp_size=tp_size, on_gpu=resources.num_gpus > 0)
     asked = args.max_model_len
     if asked is not None and asked > size.max_position:
         raise ConfigError(
@@ -64,7 +65,7 @@ def _target(args: PlanArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
         name="target",
         size=size,
         num_groups=args.num_target_groups,
-        resources=rank_resources(args.device, nodes),
+        resources=resources,
         max_model_len=asked or size.max_position,
         must_hold_sequence=asked is not None,
         max_num_seqs=args.max_num_seqs,

@@ -23,7 +23,7 @@ from workers.errors import (
     RequestTimeoutError,
     TandemError,
 )
-from workers.types import SamplingParams, WorkerInfo
+from workers.types import SamplingParams, WorkerInfo, signed_64
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class GenerationService:
                 prompt=prompt,
                 max_tokens=request.max_tokens,
                 sampling=sampling,
-                seed=_wrapped(seed + index),
+                seed=signed_64(seed + index),
                 stop=tuple(request.stop),
                 ignore_eos=request.ignore_eos,
                 cache_salt=request.cache_salt,
@@ -280,11 +280,6 @@ def _start_timer(
     )
     loop = asyncio.get_running_loop()
     return loop.call_at(deadline.at, deltas.put_nowait, (0, error))
-
-
-def _wrapped(seed: int) -> int:
-    """The seed as a signed number of 64 bits, which is all that workers take."""
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _sampling_params(request: CompletionRequest) -> SamplingParams:

@@ -34,6 +34,9 @@ class OpenAIServer(ThreadingHTTPServer):
         """Prompts that end so are answered until the client hangs up."""
         self.events: tuple[str, ...] | None = None
         """What is streamed instead."""
+        self.breaks_off = 0
+        """So many of the next requests get no answer but the end of the connection."""
+        self.status_of_unknown_fields = 400
         self.requests: list[dict[str, Any]] = []
         self.most_at_a_time = 0
         self._num_running = 0
@@ -54,6 +57,11 @@ class OpenAIServer(ThreadingHTTPServer):
                 return False
             return every is None or len(self.requests) % every != 0
 
+    def must_break_off(self) -> bool:
+        with self._lock:
+            self.breaks_off = max(0, (left := self.breaks_off) - 1)
+            return left > 0
+
     def end(self) -> None:
         with self._lock:
             self._num_running -= 1
@@ -67,9 +75,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.must_break_off():
+            self.close_connection = True
+            return
         unknown = sorted(request.keys() - self.server.known_fields)
         if unknown:
-            self._answer(400, {"error": {"message": f"there is no field {unknown[0]}"}})
+            message = f"there is no field {unknown[0]}"
+            self._answer(self.server.status_of_unknown_fields, {"error": {"message": message}})
             return
         is_taken = self.server.begin(request)
         try:

@@ -174,6 +174,17 @@ def test_the_checkpoint_s_dtype_is_taken(tmp_path: Path) -> None:
     assert size_model(str(tmp_path)).dtype == "bfloat16"
 
 
+def test_a_float16_checkpoint_is_planned_as_it_is_loaded(tmp_path: Path) -> None:
+    name = save_model(tmp_path, dtype=torch.float16)
+    loaded = load_model(name, device="cpu")
+    size = size_model(name)
+    assert size.dtype == "float32" == str(loaded.dtype).removeprefix("torch.")
+    assert (size.weight_bytes, size.slot_bytes) == (loaded.num_weight_bytes, loaded.slot_bytes)
+    assert "float16 checkpoint, which a CPU runs in float32" in size.remarks[0]
+    for how in ({"on_gpu": True}, {"dtype": "float16"}):
+        assert (size_model(name, **how).dtype, size_model(name, **how).remarks) == ("float16", ())
+
+
 def test_weights_that_stay_quantized_are_said_to_take_less(tmp_path: Path) -> None:
     quantized = make_config("llama", dtype="bfloat16")
     quantized.quantization_config = {"quant_method": "fp8"}

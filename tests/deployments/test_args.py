@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from cluster.demo import bundled
@@ -31,6 +32,14 @@ def test_strings_of_the_command_line_are_converted() -> None:
     assert args.drafter is DrafterKind.NONE
     assert args.draft_model is None
     assert str(args.num_draft_replicas) == "1:4"
+
+
+def test_words_that_yaml_takes_for_truth_values_are_what_was_written() -> None:
+    values = yaml.safe_load("{compile: off, overlap: on, prefix_caching: off}")
+    assert values == {"compile": False, "overlap": True, "prefix_caching": False}
+    args = AppArgs.model_validate(values)
+    assert (args.compile, args.overlap, args.prefix_caching) == ("off", "on", "off")
+    assert AppArgs(compile="wait").compile == "wait"
 
 
 @pytest.mark.parametrize(

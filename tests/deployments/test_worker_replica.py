@@ -29,6 +29,7 @@ class Worker:
     num_tokens_run = num_sequences = num_used_blocks = num_waiting = 0
     num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
     has_only_prefills = False
+    warnings = ()
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []

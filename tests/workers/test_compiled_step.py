@@ -3,7 +3,12 @@
 Each family is compiled once per machine, which takes some 20 s on its first run.
 """
 
+import logging
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,8 +153,45 @@ def test_what_cannot_be_compiled_runs_as_it_is(
 
 
 def test_what_no_compiler_takes_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     model = make_model(tmp_path)
     monkeypatch.setattr("workers.model.CpuKernel.find", lambda **_: None)
     assert compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1) is None
+    assert "is not compiled: only our fused attention" in caplog.text
+
+
+@needs_compiler
+def test_a_kept_forward_is_loaded_however_little_memory_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a replica that is started again would give other texts than the one before."""
+    for available in (2**40, 0):
+        free = SimpleNamespace(available=available)
+        monkeypatch.setattr(compiled_step.psutil, "virtual_memory", lambda free=free: free)
+        target = Target(make_model(tmp_path), CacheOptions(block_size=4, kv_cache_gib=0.01))
+        target.start_compiling().join()
+        assert target.is_compiled
+        assert target.warnings == ()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("empty_cache")
+def test_nothing_is_compiled_without_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    free = SimpleNamespace(available=1000)
+    monkeypatch.setattr(compiled_step.psutil, "virtual_memory", lambda: free)
+    target.start_compiling().join()
+    assert not target.is_compiled
+    assert "is not compiled, so it is slower: compiling needs" in caplog.text
+    assert "has no compiled forward here" in target.warnings[0]
+
+
+def test_a_compiler_ends_with_its_worker() -> None:
+    """The worker of this one has another number than the process that started it."""
+    code = "from workers.compiled_step import _end_with_worker; _end_with_worker(2**22 + 1)"
+    compiler = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
+    assert compiler.returncode == -signal.SIGKILL

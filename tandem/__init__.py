@@ -1,0 +1,1 @@
+"""What a person runs: imports all other packages, and none imports it."""

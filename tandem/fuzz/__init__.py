@@ -1,0 +1,1 @@
+"""Extreme but legal requests, from the HTTP schema down to the workers' samples."""

@@ -1,0 +1,70 @@
+"""`python -m tandem.fuzz`: the bundled pair in float32 and requests at the edge of the schema."""
+
+import argparse
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from cluster.bench.arguments import whole
+from cluster.demo import bundled
+
+logger = logging.getLogger(__name__)
+
+
+def add_fuzz(commands: Any) -> None:
+    """Add the command to argparse's subparsers."""
+    fuzz = commands.add_parser(
+        "fuzz", help="try extreme but legal requests: exact with drafts, and nobody else harmed"
+    )
+    add_options(fuzz)
+
+
+def add_options(fuzz: argparse.ArgumentParser) -> None:
+    fuzz.add_argument("--target", default=bundled.TARGET_NAME)
+    fuzz.add_argument("--draft", default=bundled.DRAFT_NAME)
+    fuzz.add_argument("--cases", type=whole, default=5000)
+    fuzz.add_argument("--seed", type=int, default=0, help="the same seed draws the same cases")
+    fuzz.add_argument(
+        "--replay",
+        type=Path,
+        help="a file with cases as JSON, one a line, which are tried together, instead",
+    )
+    fuzz.add_argument("--gamma", type=int, default=5, help="of a replay")
+    fuzz.set_defaults(run=_fuzz)
+
+
+def _fuzz(options: argparse.Namespace) -> int:
+    # imported here, as other commands do without torch
+    import torch
+
+    from deployments.router.tokenizer import load_tokenizer
+    from tandem.fuzz.rig import LOGGERS, Subject
+    from tandem.fuzz.run import replay, run_fuzz
+    from workers.model import load_model
+
+    torch.set_num_threads(1)
+    target, draft = (bundled.resolve(name) for name in (options.target, options.draft))
+    subject = Subject(
+        target=load_model(target, dtype="float32", device="cpu"),
+        draft=load_model(draft, dtype="float32", device="cpu"),
+        tokenizer=load_tokenizer(target),
+    )
+    if options.replay is not None:
+        cases = [json.loads(line) for line in options.replay.read_text().splitlines() if line]
+        reason = asyncio.run(replay(subject, cases, options.gamma))
+        logger.info("%s", reason or f"{len(cases)} cases are as they must be")
+        return 1 if reason else 0
+    for name in LOGGERS:  # findings say what is wrong
+        logging.getLogger(name).propagate = False
+    report = asyncio.run(run_fuzz(subject, num_cases=options.cases, seed=options.seed))
+    statuses = ", ".join(f"{n} x {status}" for status, n in sorted(report.statuses.items()))
+    logger.info(
+        "%d cases: %s; %d drafts accepted; %d findings",
+        report.num_cases,
+        statuses,
+        report.num_accepted,
+        len(report.findings),
+    )
+    return 1 if report.findings else 0

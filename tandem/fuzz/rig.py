@@ -1,0 +1,263 @@
+"""All of the app but Ray, in this process: HTTP, the round loop, and workers on streams."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from deployments.api.http import HttpOptions, make_app
+from deployments.router.admission import AdmissionLimits
+from deployments.router.dynamic_gamma import make_controller
+from deployments.router.health import Health
+from deployments.router.loop import LoopOptions, RoundLoop
+from deployments.router.overlap import make_overlap
+from deployments.router.round import RoundRecord
+from deployments.router.prompts import Tokenizer
+from deployments.router.service import GenerationService, ServedModel
+from deployments.router.speculation import Policies
+from deployments.step_loop import StepLoop
+from deployments.transport.messages import PROPOSE, VERIFY, Codec, StreamAddress
+from deployments.transport.stream_client import StreamClient
+from deployments.transport.stream_server import StreamServer
+from tandem.fuzz.cases import Body
+from workers.drafters.model import ModelDrafter
+from workers.errors import WorkerLostError
+from workers.model import Model
+from workers.paged_model import CacheOptions
+from workers.step_worker import StepWorker
+from workers.target import Target
+from workers.types import Reply, WorkRequest, WorkResult
+
+RequestT = TypeVar("RequestT", bound=WorkRequest)
+ResultT = TypeVar("ResultT", bound=WorkResult)
+
+MODEL_NAME = "fuzzed"
+LOGGERS = ("deployments", "workers")
+MAX_GAMMA = 8
+MAX_BATCHED_TOKENS = 32
+"""Small, so that prompts take several steps."""
+MAX_REQUEST_BYTES = 2**20
+REST_TIMEOUT_S = 10.0
+OPTIONS = LoopOptions(draft_timeout_s=10.0, verify_timeout_s=30.0, recovery_timeout_s=2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is fuzzed."""
+
+    target: Model
+    draft: Model
+    tokenizer: Tokenizer
+
+    @property
+    def cache(self) -> CacheOptions:
+        return CacheOptions(block_size=4, max_model_len=128, max_num_seqs=32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a request."""
+
+    status: int
+    texts: tuple[tuple[str, str | None], ...] = ()
+    """Of each choice, with its finish reason."""
+    usage: tuple[int, int] = (0, 0)
+    """Tokens of prompts and of completions."""
+    num_accepted: int = 0
+    error: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        return 400 <= self.status < 500
+
+
+class _LocalWorker(Generic[RequestT, ResultT]):
+    """One worker as the router reaches it: first calls directly, as by a handle, then a stream."""
+
+    def __init__(
+        self, make: Callable[[], StepWorker[RequestT, ResultT]], codec: Codec[RequestT, ResultT]
+    ) -> None:
+        self.replica_id = f"local-{id(self):x}"
+        self.loop: StepLoop[RequestT, ResultT] = StepLoop(
+            make, idle_timeout_s=3600.0, clock=time.monotonic, replica_id=self.replica_id
+        )
+        self._server = StreamServer(codec, run=self.loop.submit, release=self.loop.release)
+        self._address: asyncio.Task[StreamAddress] | None = None
+
+    async def call(
+        self,
+        replica_id: str | None,  # noqa: ARG002
+        batch: Sequence[RequestT],
+        *,
+        timeout_s: float,
+    ) -> Reply[ResultT]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.loop.run(batch)
+        except TimeoutError:
+            raise WorkerLostError(f"no answer in {timeout_s:g} s") from None
+
+    async def release(
+        self,
+        replica_id: str | None,  # noqa: ARG002
+        seq_ids: Sequence[str],
+    ) -> None:
+        self.loop.release(seq_ids)
+
+    async def find(self) -> str:
+        return self.replica_id
+
+    async def stream_address(self, replica_id: str) -> StreamAddress:
+        if self._address is None:
+            self._address = asyncio.create_task(self._server.start("127.0.0.1", replica_id))
+        return await asyncio.shield(self._address)
+
+    async def close(self) -> None:
+        self._server.close()
+        await self.loop.close()
+
+
+class _NoObserver:
+    """In place of metrics."""
+
+    def observe_round(self, record: RoundRecord) -> None:
+        pass
+
+    def observe_live(self, num_live: int) -> None:
+        pass
+
+
+class _Complaints(logging.Handler):
+    """What the app logs that is more than information."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.append(f"{record.name}: {record.getMessage()}")
+
+
+class Rig:
+    """An app that serves, and can be asked what it holds."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._complaints = _Complaints()
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._complaints)
+        cache = subject.cache
+        self._target = _LocalWorker(
+            lambda: Target(subject.target, cache, max_batched_tokens=MAX_BATCHED_TOKENS), VERIFY
+        )
+        self._draft = _LocalWorker(lambda: ModelDrafter(subject.draft, cache), PROPOSE)
+        self._clients = (
+            StreamClient(self._target, VERIFY, clock=time.monotonic),
+            StreamClient(self._draft, PROPOSE, clock=time.monotonic),
+        )
+        info = self._target.loop.worker.info
+        self._loop = RoundLoop(
+            targets=self._clients[0],
+            drafts=self._clients[1],
+            policies=Policies(
+                gamma=make_controller(0),
+                overlap=make_overlap("off"),
+                max_gamma=MAX_GAMMA,
+                max_drafted_len=info.max_model_len,
+            ),
+            observer=_NoObserver(),
+            options=OPTIONS,
+            clock=time.monotonic,
+        )
+        service = GenerationService(
+            ServedModel(name=MODEL_NAME, tokenizer=subject.tokenizer, info=info, created=1),
+            self._loop,
+            AdmissionLimits(max_running=24, max_waiting=1000),
+            Health(recovery_timeout_s=60.0, stall_timeout_s=60.0, clock=time.monotonic),
+        )
+        http = make_app(service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
+        transport = httpx.ASGITransport(http, raise_app_exceptions=False)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://fuzzed", timeout=60.0)
+
+    def use_gamma(self, gamma: Any) -> None:
+        """A number, 0 for none, or "dynamic"."""
+        self._loop.use_gamma(make_controller(gamma))
+
+    async def ask(self, body: Body) -> Outcome:
+        response = await self._http.post("/v1/completions", json=body)
+        if response.status_code != 200:
+            return Outcome(status=response.status_code, error=response.text)
+        if not body.get("stream"):
+            return _outcome([response.json()])
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+        if lines[-1] != "[DONE]":
+            return Outcome(status=500, error="the stream has no end")
+        return _outcome([json.loads(line) for line in lines[:-1]])
+
+    def take_complaints(self) -> list[str]:
+        """Warnings and errors since the last call."""
+        heard = self._complaints.heard[:]
+        self._complaints.heard.clear()
+        return heard
+
+    async def what_is_held(self) -> str | None:
+        """What is still held after a while, though nobody asks for anything."""
+        deadline = time.monotonic() + REST_TIMEOUT_S
+        while (held := self._held()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        for worker in (self._target, self._draft):
+            worker.loop.worker.check_integrity()
+        return held
+
+    def _held(self) -> str | None:
+        numbers = {"live sequences of the router": self._loop.num_live}
+        for name, worker in (("target", self._target), ("drafter", self._draft)):
+            if worker.loop.failure is not None:
+                return f"the {name} has failed: {worker.loop.failure!r}"
+            numbers[f"sequences of the {name}"] = worker.loop.worker.num_sequences
+            numbers[f"blocks of the {name}"] = worker.loop.worker.num_used_blocks
+        return ", ".join(f"{number} {name}" for name, number in numbers.items() if number) or None
+
+    async def close(self) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._complaints)
+        await self._http.aclose()
+        await self._loop.close()
+        for client in self._clients:
+            client.close()
+        await self._target.close()
+        await self._draft.close()
+
+
+@asynccontextmanager
+async def open_rig(subject: Subject) -> AsyncIterator[Rig]:
+    rig = Rig(subject)
+    try:
+        yield rig
+    finally:
+        await rig.close()
+
+
+def _outcome(events: Sequence[Body]) -> Outcome:
+    """Of a whole completion, or of the events of a stream."""
+    texts: dict[int, tuple[str, str | None]] = {}
+    usage: Body = {}
+    for event in events:
+        if "error" in event:
+            return Outcome(status=500, error=json.dumps(event["error"]))
+        for choice in event["choices"]:
+            text, _ = texts.get(choice["index"], ("", None))
+            texts[choice["index"]] = (text + choice["text"], choice["finish_reason"])
+        usage = event.get("usage") or usage
+    details = usage.get("completion_tokens_details", {})
+    return Outcome(
+        status=200,
+        texts=tuple(text for _, text in sorted(texts.items())),
+        usage=(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)),
+        num_accepted=details.get("accepted_prediction_tokens", 0),
+    )

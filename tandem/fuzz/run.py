@@ -1,0 +1,158 @@
+"""Cases in batches, without drafts and with, and what must hold for each of them."""
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.fuzz.cases import Body, draw_case, innocent_case
+from tandem.fuzz.rig import MODEL_NAME, Outcome, Rig, Subject, open_rig
+
+logger = logging.getLogger(__name__)
+
+BATCH_SIZE = 8
+NUM_INNOCENT = 2
+GAMMAS = (1, 5, "dynamic")
+BATCH_TIMEOUT_S = 120.0
+MAX_FINDINGS = 20
+"""After so many a run ends: more of them say little more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that must not be."""
+
+    reason: str
+    cases: tuple[Body, ...]
+    """Those that do it: one, where one is enough."""
+    gamma: int | str
+
+    def __str__(self) -> str:
+        cases = "\n".join(json.dumps(case) for case in self.cases)
+        return f"{self.reason} (gamma={self.gamma})\n{cases}"
+
+
+@dataclass(slots=True, kw_only=True)
+class FuzzReport:
+    num_cases: int = 0
+    statuses: Counter[int] = field(default_factory=Counter)
+    """Of all requests, innocent ones left out."""
+    num_accepted: int = 0
+    """Drafts that stand in texts: without any the drafts would have been of no use."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+async def run_fuzz(subject: Subject, *, num_cases: int, seed: int) -> FuzzReport:
+    """Draw cases and try them; the same seed draws the same."""
+    rng = random.Random(seed)
+    report = FuzzReport()
+    vocab_size = subject.target.vocab_size
+    innocent = await _reference(subject)
+    while report.num_cases < num_cases and len(report.findings) < MAX_FINDINGS:
+        async with open_rig(subject) as rig:
+            while report.num_cases < num_cases and len(report.findings) < MAX_FINDINGS:
+                size = min(BATCH_SIZE, num_cases - report.num_cases)
+                cases = tuple(
+                    draw_case(rng, model=MODEL_NAME, vocab_size=vocab_size) for _ in range(size)
+                )
+                report.num_cases += size
+                gamma = GAMMAS[report.num_cases // BATCH_SIZE % len(GAMMAS)]
+                reason = await _try_batch(rig, cases, gamma, innocent, report)
+                if reason is not None:
+                    report.findings += await _blame(subject, cases, gamma, innocent, reason)
+                    break  # what has failed may be broken: the next are tried on a new one
+    return report
+
+
+async def replay(subject: Subject, cases: Sequence[Body], gamma: int | str) -> str | None:
+    """Try given cases together on an app of their own; why they fail, if they do."""
+    innocent = await _reference(subject)
+    async with open_rig(subject) as rig:
+        return await _try_batch(rig, cases, gamma, innocent, FuzzReport())
+
+
+async def _reference(subject: Subject) -> tuple[Outcome, ...]:
+    """The texts of the innocent, alone and without drafts."""
+    async with open_rig(subject) as rig:
+        return tuple([await rig.ask(case) for case in _innocent_cases()])
+
+
+async def _blame(
+    subject: Subject,
+    cases: Sequence[Body],
+    gamma: int | str,
+    innocent: tuple[Outcome, ...],
+    reason: str,
+) -> list[Finding]:
+    """Those of a batch that fail alone, or all of it if none does."""
+    findings = []
+    for case in cases:
+        async with open_rig(subject) as rig:
+            alone = await _try_batch(rig, [case], gamma, innocent, FuzzReport())
+        if alone is not None:
+            findings.append(Finding(reason=alone, cases=(case,), gamma=gamma))
+    findings = findings or [Finding(reason=reason, cases=tuple(cases), gamma=gamma)]
+    for finding in findings:
+        logger.warning("%s", finding)
+    return findings
+
+
+async def _try_batch(
+    rig: Rig,
+    cases: Sequence[Body],
+    gamma: int | str,
+    innocent: tuple[Outcome, ...],
+    report: FuzzReport,
+) -> str | None:
+    """Why a batch fails, if it does."""
+    outcomes: list[list[Outcome]] = []
+    for of_round in (0, gamma):
+        rig.use_gamma(of_round)
+        asked = [*cases, *_innocent_cases()]
+        try:
+            async with asyncio.timeout(BATCH_TIMEOUT_S):
+                answers = await asyncio.gather(*[rig.ask(case) for case in asked])
+        except TimeoutError:
+            return f"no answer within {BATCH_TIMEOUT_S:.0f} s"
+        outcomes.append(answers)
+        if (held := await rig.what_is_held()) is not None:
+            return f"afterwards: {held}"
+        if complaints := rig.take_complaints():
+            return f"the log says: {complaints[0]}"
+    plain, drafted = outcomes
+    report.statuses.update(outcome.status for outcome in drafted[: len(cases)])
+    report.num_accepted += sum(outcome.num_accepted for outcome in drafted)
+    for case, without, with_drafts in zip(cases, plain, drafted, strict=False):
+        if (reason := _fault(case, without, with_drafts)) is not None:
+            return reason
+    for answers in outcomes:
+        if tuple(map(_without_counts, answers[len(cases) :])) != innocent:
+            return f"an innocent request had {answers[len(cases) :]}, not {innocent}"
+    return None
+
+
+def _innocent_cases() -> list[Body]:
+    return [innocent_case(MODEL_NAME, index) for index in range(NUM_INNOCENT)]
+
+
+def _without_counts(outcome: Outcome) -> Outcome:
+    return replace(outcome, num_accepted=0)
+
+
+def _fault(case: Body, plain: Outcome, drafted: Outcome) -> str | None:
+    for outcome in (plain, drafted):
+        if outcome.status != 200 and not outcome.is_refused:
+            return f"a legal request ends with status {outcome.status}: {outcome.error[:300]}"
+        if any(reason is None for _, reason in outcome.texts):
+            return f"a choice has no end: {outcome}"
+        _, num_tokens = outcome.usage
+        if num_tokens > case["max_tokens"] * max(1, len(outcome.texts)):
+            return f"{num_tokens} tokens, more than were asked for"
+        if outcome.num_accepted > num_tokens and not case.get("stream"):
+            return f"{outcome.num_accepted} drafts accepted in a text of {num_tokens} tokens"
+    if _without_counts(plain) != _without_counts(drafted):
+        return f"without drafts {plain}, with drafts {drafted}"
+    return None

@@ -1,0 +1,120 @@
+"""The fuzz of sampling parameters on tiny models, and that it finds what it is there for."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from deployments.api.openai import CompletionRequest
+from tandem.fuzz.cases import FLOATS, draw_case
+from tandem.fuzz.rig import Subject
+from tandem.fuzz.run import BATCH_SIZE, FuzzReport, replay, run_fuzz
+from tests.fakes import CharacterTokenizer
+from tests.tiny_models import VOCAB_SIZE, save_model
+from workers import target as target_module
+from workers.model import load_model
+from workers.step_worker import StepWorker
+from workers.verification import Verdict
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """A target and itself, slightly off: a draft that is often right."""
+    torch.set_num_threads(1)
+    folder: Path = tmp_path_factory.mktemp("fuzzed")
+    name = save_model(folder, num_hidden_layers=2)
+    target, draft = (load_model(name, dtype="float32", device="cpu") for _ in range(2))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.module.parameters():
+            parameter += torch.randn_like(parameter) * 0.02
+    return Subject(target=target, draft=draft, tokenizer=CharacterTokenizer())
+
+
+def describe(report: FuzzReport) -> str:
+    return "\n".join(map(str, report.findings))
+
+
+async def test_300_cases_are_exact_and_harm_nobody(subject: Subject) -> None:
+    report = await run_fuzz(subject, num_cases=300, seed=0)
+    assert report.findings == [], describe(report)
+    assert report.num_cases == 300
+    assert report.statuses[200] > 250
+    assert report.num_accepted > 300
+
+
+def test_cases_are_drawn_alike_and_reach_the_edges_of_the_schema() -> None:
+    def draw() -> list[dict[str, object]]:
+        rng = random.Random(3)
+        return [draw_case(rng, model="m", vocab_size=VOCAB_SIZE) for _ in range(2000)]
+
+    cases = draw()
+    assert cases == draw()
+    assert json.loads(json.dumps(cases)) == cases
+    for case in cases:
+        CompletionRequest.model_validate(case)
+    for name in FLOATS:
+        limits = [
+            value
+            for limit in CompletionRequest.model_fields[name].metadata
+            for value in (getattr(limit, "ge", None), getattr(limit, "le", None))
+            if value is not None
+        ]
+        assert limits
+        assert {*limits} <= {case.get(name) for case in cases}, name
+    assert {2**63 - 1, -(2**63), 0} <= {case["seed"] for case in cases}
+    biases = [case.get("logit_bias") or {} for case in cases]
+    assert {len(bias) for bias in biases} >= {1, 5, VOCAB_SIZE - 1, VOCAB_SIZE}
+
+
+def accept_all(draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Verdict:
+    tokens = (*draft_tokens, target_tokens[-1])
+    return Verdict(tokens=tokens, num_accepted=len(draft_tokens), num_tested=len(draft_tokens))
+
+
+async def test_texts_that_depend_on_drafts_are_found_and_tried_again(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(target_module, "judge", accept_all)
+        report = await run_fuzz(subject, num_cases=BATCH_SIZE, seed=1)
+        assert report.findings
+        for finding in report.findings:
+            assert "without drafts" in finding.reason or "an innocent request" in finding.reason
+        (case,) = report.findings[0].cases
+        assert await replay(subject, [case], 5) is not None
+    assert await replay(subject, [case], 5) is None
+
+
+async def test_what_is_not_released_is_found(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepWorker, "release", lambda *_: [])
+    monkeypatch.setattr("tandem.fuzz.rig.REST_TIMEOUT_S", 0.1)
+    report = await run_fuzz(subject, num_cases=1, seed=1)
+    assert "afterwards: " in report.findings[0].reason
+    assert "sequences of the target" in report.findings[0].reason
+
+
+@pytest.mark.parametrize("is_seldom", [False, True])
+async def test_a_sampler_that_fails_is_found(
+    is_seldom: bool, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only one request of a batch is the one that does it: it alone is blamed."""
+    sample: Callable[..., list[int]] = target_module.sample
+
+    def fail(logits: torch.Tensor, rows: Sequence[object], *more: object) -> list[int]:
+        if not is_seldom or any(row.seed == 2**62 for row in rows):  # type: ignore[attr-defined]
+            raise RuntimeError("cannot sample")
+        return sample(logits, rows, *more)
+
+    monkeypatch.setattr(target_module, "sample", fail)
+    rng = random.Random(1)
+    cases = [{**draw_case(rng, model="fuzzed", vocab_size=VOCAB_SIZE), "seed": 5} for _ in range(3)]
+    cases[1]["seed"] = 2**62
+    reasons = [await replay(subject, [case], 5) for case in cases]
+    assert reasons[1] is not None
+    assert (reasons[0] is None) is is_seldom
