@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("workers", "cluster", "deployments")
+PACKAGES = ("workers", "cluster", "deployments", "tandem")
 # Imports go one way: each may use itself and those before it.
 ALLOWED = {
     "workers": {"workers"},
     "cluster": {"workers", "cluster"},
     "deployments": {"workers", "cluster", "deployments"},
+    "tandem": {"workers", "cluster", "deployments", "tandem"},
 }
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -39,7 +39,7 @@ def test_the_tree_lists_what_is_there() -> None:
     assert [path for path in listed if not (ROOT / path).exists()] == []
     modules = {
         path.relative_to(ROOT).as_posix()
-        for package in ("deployments", "workers", "cluster")
+        for package in ("deployments", "workers", "cluster", "tandem")
         for path in (ROOT / package).rglob("*.py")
         if not path.name.startswith("tandem_pb2") and path.read_text().count("\n") > 3
     }
