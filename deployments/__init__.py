@@ -7,7 +7,7 @@ from ray import serve
 
 from deployments.args import AppArgs
 from deployments.builder import build, start_serve
-from deployments.preflight import preflight
+from deployments.preflight import check_start
 from deployments.refusal import refused_in_a_sentence
 
 __all__ = ["AppArgs", "app", "build"]
@@ -23,6 +23,6 @@ def app(args: Mapping[str, Any] | AppArgs) -> serve.Application:
     Raises: what ends the caller with one sentence, if the options cannot be served.
     """
     with refused_in_a_sentence():
-        checked = args if isinstance(args, AppArgs) else preflight(args).args
+        checked = args if isinstance(args, AppArgs) else check_start(args).args
         start_serve(checked)
         return build(checked)

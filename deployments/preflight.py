@@ -28,7 +28,7 @@ class Preflight:
     """The target and the draft; nothing where they will run on other machines."""
 
 
-def preflight(values: Mapping[str, Any]) -> Preflight:
+def check_start(values: Mapping[str, Any]) -> Preflight:
     """Check the options of these names and values, and all that they speak of.
 
     Raises ConfigError: one sentence that names the option, its value and the fix.
@@ -36,8 +36,8 @@ def preflight(values: Mapping[str, Any]) -> Preflight:
     args = parse_options(values)
     if not starts_ray():
         return Preflight(args=args, models=check_models(_plan_options(args), None))
-    check_exposure(args)
     args = settle_addresses(args)
+    check_exposure(args)
     machine = Machine(num_cpus=os.cpu_count() or 1, memory_bytes=get_system_memory())
     return Preflight(args=args, models=check_models(_plan_options(args), machine))
 

@@ -28,7 +28,7 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
-        if not equals or not value:
+        if not (name and equals and value):
             raise ConfigError(
                 f"{word!r} is no option: they are written name=value, like gamma=2; "
                 "`tandem serve --help` lists them"

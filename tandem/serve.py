@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from deployments.preflight import Preflight, preflight
+from deployments.preflight import Preflight, check_start
 from tandem.announcement import before_start, ready
 from tandem.console import Console, WorkerLog
 from tandem.options import options_help, parse_words, wants_help
@@ -31,7 +31,7 @@ def serve(words: Sequence[str], console: Console | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with stopped_by_signals():
-            return _serve(preflight(parse_words(words)), console)
+            return _serve(check_start(parse_words(words)), console)
     except TandemError as error:
         console.complain(str(error))
         return FAILED

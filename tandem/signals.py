@@ -20,6 +20,7 @@ class Stopped(BaseException):
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """Raise Stopped in the block when a signal arrives; of whatever kind Ray makes it, too."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     listen()
     try:
         yield
@@ -27,6 +28,9 @@ def stopped_by_signals() -> Iterator[None]:
         raise Stopped(signal.SIGINT) from None
     except SystemExit:  # how Ray's own handler, which it sets while it starts, ends a process
         raise Stopped(signal.SIGTERM) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def listen() -> None:
