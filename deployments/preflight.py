@@ -43,9 +43,17 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
 
 
 def starts_ray() -> bool:
-    """Whether Ray will be started on this machine, for this app alone, since none is there."""
+    """Whether Ray will be started on this machine, for this app alone, since none is there.
+
+    Raises ConfigError for an address of Ray that is none.
+    """
+    if ray.is_initialized():
+        return False
     no_address: Any = None  # which Ray then looks for in RAY_ADDRESS and among what runs here
-    return not ray.is_initialized() and canonicalize_bootstrap_address(no_address) is None
+    try:
+        return canonicalize_bootstrap_address(no_address) is None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"RAY_ADDRESS is no address of Ray: {error}") from None
 
 
 def _plan_options(args: AppArgs) -> dict[str, Any]:

@@ -46,7 +46,8 @@ def _serve(checked: Preflight, console: Console) -> int:
     server = Server(checked.args, log)
     try:
         _start(server, log)
-        for line in ready(checked.args, server.target_info(), server.start_s):
+        assert server.target is not None
+        for line in ready(checked.args, server.target, server.start_s):
             console.say(line)
         log.release()
         _watch(server, console)
@@ -67,6 +68,8 @@ def _start(server: Server, log: WorkerLog) -> None:
         server.start()
     except TandemError:
         raise
+    except ConnectionError as error:
+        raise TandemError(f"Ray cannot be reached: {error}") from None
     except Exception as error:
         log.release()
         traceback.print_exc()

@@ -2,17 +2,19 @@
 
 import logging
 import time
+from typing import Any
 
 import psutil
 import ray
 from ray import serve as ray_serve
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from deployments.args import AppArgs
 from deployments.builder import build, start_serve
 from deployments.preflight import starts_ray
-from deployments.worker_replica import WorkerStatus
 from tandem import signals
 from tandem.console import WorkerLog
 from tandem.failures import find_failure
@@ -37,6 +39,8 @@ class Server:
         """Of our Ray, whoever started them there."""
         self.start_s = 0.0
         """How long the start took."""
+        self.target: WorkerInfo | None = None
+        """One replica of the target, once the server has started."""
 
     def start(self) -> None:
         """Returns when the app is ready; raises TandemError with a sentence if it cannot be."""
@@ -50,6 +54,7 @@ class Server:
         target = ray_serve.RunTarget(build(self._args), name=APP)
         ray_serve.run_many([target], wait_for_applications_running=False)
         self._wait_until_running()
+        self.target = self._ask("TargetGroup", "info")
         self.start_s = time.monotonic() - began
 
     def _wait_until_running(self) -> None:
@@ -66,21 +71,20 @@ class Server:
                 raise TandemError(failure.sentence if failure else _last_line(app.message))
             time.sleep(POLL_S)
 
-    def target_info(self) -> WorkerInfo:
-        """Of one replica of the target."""
-        handle = ray_serve.get_deployment_handle("TargetGroup", APP)
-        info: WorkerInfo = handle.info.remote().result(timeout_s=CALL_TIMEOUT_S)
-        return info
-
     def is_compiling(self) -> bool:
-        """Whether a worker, one of each kind, compiles its forward beside its steps."""
-        kinds = ["TargetGroup"] if self._args.draft_model is None else ["TargetGroup", "DraftPool"]
-        return any(self._status(kind).is_compiling for kind in kinds)
+        """Whether a worker, one of each kind, compiles its forward beside its steps.
 
-    def _status(self, deployment: str) -> WorkerStatus:
+        Of workers that do not answer, as they are being replaced, it is not known yet.
+        """
+        kinds = ["TargetGroup"] if self._args.draft_model is None else ["TargetGroup", "DraftPool"]
+        try:
+            return any(self._ask(kind, "status").is_compiling for kind in kinds)
+        except (RayError, RayServeException, TimeoutError):
+            return True
+
+    def _ask(self, deployment: str, method: str) -> Any:
         handle = ray_serve.get_deployment_handle(deployment, APP)
-        status: WorkerStatus = handle.status.remote().result(timeout_s=CALL_TIMEOUT_S)
-        return status
+        return getattr(handle, method).remote().result(timeout_s=CALL_TIMEOUT_S)
 
     def is_alive(self) -> bool:
         """Whether the Ray that this process has started still runs."""

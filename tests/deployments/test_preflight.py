@@ -74,3 +74,10 @@ def test_what_is_wrong_is_said_before_anything_starts(
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     with pytest.raises(ConfigError, match=words):
         check_start({"http_port": "0", "grpc_port": "0", **values})
+
+
+def test_an_address_of_ray_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(ConfigError, match="RAY_ADDRESS is no address of Ray"):
+        check_start({})
