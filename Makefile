@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 serve: install
-	$(VENV)/bin/serve run deployments:app $(ARGS)
+	@$(VENV)/bin/tandem serve $(ARGS)
 
 # Two processes: one runs the app, the other begins with everything else.
 test: install

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,21 @@ Commands = Any
 """What `add_subparsers` returns; argparse keeps its type to itself."""
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
+def main(
+    arguments: list[str],
+    *,
+    program: str = "python -m cluster",
+    others: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command; returns its exit status.
+
+    Args:
+        others: commands that the program has beside these, and what they do, for its help.
+    """
+    parser = argparse.ArgumentParser(prog=program)
     commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (others or {}).items():
+        commands.add_parser(name, help=text)
 
     _add_demo(commands)
     add_bench(commands)

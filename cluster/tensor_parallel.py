@@ -5,6 +5,7 @@ the others follow: so nobody can diverge into a hang. Plans travel over gloo; wh
 exchange goes over gloo on CPUs and NCCL on GPUs.
 """
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,11 +33,24 @@ class MeetingPoint:
 
 
 def open_meeting_point(host: str, num_ranks: int) -> tuple[MeetingPoint, Store]:
-    """One on a free port of this process's host; it is there as long as the store is kept."""
-    store = TCPStore(
-        host, 0, num_ranks, is_master=True, timeout=MEETING_TIMEOUT, wait_for_workers=False
-    )
-    return MeetingPoint(host=host, port=store.port, num_ranks=num_ranks), store
+    """One on a free port of this process's host; it is there as long as the store is kept.
+
+    It asks nobody for a token, so it listens on that address alone: by itself the store would
+    listen on all interfaces.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        port: int = listener.getsockname()[1]
+        store = TCPStore(
+            host,
+            port,
+            num_ranks,
+            is_master=True,
+            timeout=MEETING_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # the store closes it
+        )
+    return MeetingPoint(host=host, port=port, num_ranks=num_ranks), store
 
 
 class TensorParallelGroup:

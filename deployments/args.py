@@ -1,12 +1,22 @@
 """Every option of the app: `serve run deployments:app name=value`, or `args:` in a YAML file."""
 
 import difflib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from cluster.demo import bundled
+from deployments.option_errors import option_sentence
+from workers.errors import ConfigError
 
 
 class DrafterKind(StrEnum):
@@ -64,15 +74,19 @@ class ReplicaRange(BaseModel):
 
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
+DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+
 ONE_REPLICA = ReplicaRange(minimum=1, maximum=1)
 
 
 class AppArgs(BaseModel):
     """Options of `deployments:app`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
-    target: str = bundled.TARGET_NAME
+    target: str = Field(default=bundled.TARGET_NAME, min_length=1)
     """The model that decides every token: a Hugging Face id or a folder. By default the bundled
     demo model."""
     draft: str | None = None
@@ -103,7 +117,7 @@ class AppArgs(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of weights and cache. `auto` is the checkpoint's own, but float32 for a float16
     one on a CPU, where only float32 and bfloat16 give texts that do not depend on drafts."""
-    device: str = "auto"
+    device: str = Field(default="auto", pattern=DEVICES)
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
     compile: Literal["auto", "wait", "off"] = "auto"
     """Whether the models' forwards are compiled on a CPU, once per machine. `auto`: in the
@@ -155,10 +169,16 @@ class AppArgs(BaseModel):
     http_host: str = "127.0.0.1"
     """Where HTTP listens when `serve run` starts Serve; 0.0.0.0 for all interfaces."""
     http_port: int = Field(default=8000, ge=0, le=65535)
-    """The HTTP port when `serve run` starts Serve; a running Serve keeps its own."""
+    """The HTTP port when `serve run` starts Serve, 0 for a free one; a running Serve keeps its
+    own."""
+    grpc_host: str = "127.0.0.1"
+    """Where gRPC listens when `serve run` starts Serve; 0.0.0.0 for all interfaces."""
     grpc_port: int = Field(default=9000, ge=0, le=65535)
-    """The gRPC port when `serve run` starts Serve; a running Serve keeps its own. gRPC listens on
-    all interfaces."""
+    """The gRPC port when `serve run` starts Serve, 0 for a free one; a running Serve keeps its
+    own."""
+    allow_unauthenticated_cluster: bool = False
+    """Whether to start where Ray asks nobody for a token although it can be reached from other
+    machines: whoever reaches its ports can run code there."""
 
     @model_validator(mode="before")
     @classmethod
@@ -196,6 +216,11 @@ class AppArgs(BaseModel):
             )
         if self.drafter is DrafterKind.NONE and self.draft is not None:
             raise ValueError(f"draft={self.draft} is not used with drafter=none; drop one of them")
+        if self.http_port == self.grpc_port != 0:
+            raise ValueError(
+                f"http_port and grpc_port are both {self.http_port}; give gRPC another port, like "
+                f"grpc_port={self.http_port % 65535 + 1}"
+            )
         return self
 
     @property
@@ -219,6 +244,14 @@ class AppArgs(BaseModel):
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.target
+
+
+def parse_options(values: Mapping[str, Any]) -> AppArgs:
+    """The options of these names and values; raises ConfigError, a sentence about what is wrong."""
+    try:
+        return AppArgs.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(option_sentence(error.errors())) from None
 
 
 class RouterConfig(BaseModel):

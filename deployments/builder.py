@@ -4,14 +4,16 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import gRPCOptions
 
 from cluster.placement import RankResources, group_bundles, rank_resources
 from cluster.topology import Node
+from deployments.api.grpc_address import HostedGrpcOptions
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.api.http_proxy import MIDDLEWARES_FUNCTION
 from deployments.args import AppArgs
 from deployments.draft_pool import DraftPool
+from deployments.exposure import check_exposure
+from deployments.preflight import starts_ray
 from deployments.router.deployment import Router
 from deployments.target_group import TargetGroup
 
@@ -27,13 +29,23 @@ SERVE_ENVIRONMENT = {
 def start_serve(args: AppArgs) -> None:
     """Start Serve with our HTTP and gRPC ports; a running Serve, as under a config file, is kept.
 
-    `serve run` has no option for gRPC, hence this.
+    `serve run` has no option for gRPC, hence this. Raises ConfigError where strangers could reach
+    a Ray that asks for no token.
     """
+    if starts_ray():
+        check_exposure(args)
+    if not ray.is_initialized():
+        ray.init(namespace="serve")
+    check_exposure(args)
     serve.start(
         proxy_location="EveryNode",
         controller_options={"runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
         http_options={"host": args.http_host, "port": args.http_port},
-        grpc_options=gRPCOptions(port=args.grpc_port, grpc_servicer_functions=[SERVICER_FUNCTION]),
+        grpc_options=HostedGrpcOptions(
+            host=args.grpc_host,
+            port=args.grpc_port,
+            grpc_servicer_functions=[SERVICER_FUNCTION],
+        ),
     )
 
 

@@ -30,11 +30,13 @@ from workers.errors import ConfigError
 # Options of the app that change nothing of what fits where.
 OTHER_OPTIONS = frozenset(
     {
+        "allow_unauthenticated_cluster",
         "compile",
         "draft_num_threads",
         "drain_timeout_s",
         "draft_timeout_s",
         "gamma",
+        "grpc_host",
         "grpc_port",
         "http_host",
         "http_port",

@@ -17,8 +17,8 @@ from deployments.router.dynamic_gamma import make_controller
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.overlap import make_overlap
-from deployments.router.round import RoundRecord
 from deployments.router.prompts import Tokenizer
+from deployments.router.round import RoundRecord
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
 from deployments.step_loop import StepLoop

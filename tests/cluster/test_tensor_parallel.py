@@ -5,6 +5,7 @@ from datetime import timedelta
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -79,6 +80,17 @@ def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
     del store
     assert [process.exitcode for process in processes] == [0, 0]
     assert shared == {name: decode(name) for name in names}
+
+
+def test_the_meeting_point_listens_on_its_own_address_alone() -> None:
+    point, store = open_meeting_point("127.0.0.1", 2)
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == point.port
+    ]
+    del store
+    assert listening == ["127.0.0.1"]
 
 
 def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

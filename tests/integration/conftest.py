@@ -120,6 +120,7 @@ def deploy(ports: Served) -> Deploy:
         args = AppArgs(
             http_port=ports.http_port,
             grpc_port=ports.grpc_port,
+            allow_unauthenticated_cluster=True,  # tests run without a token
             **{"dtype": "float32", "target_num_threads": 1, "overlap": "on", **options},
         )
         if running and running[-1] == args:

@@ -162,3 +162,68 @@ class TestRayService:
         (group,) = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"]
         limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
         assert wanted <= int(limits["cpu"]) * group["minReplicas"]
+
+    def test_ray_asks_for_a_token(self, path: Path) -> None:
+        cluster = load(path)["spec"]["rayClusterConfig"]
+        assert cluster["authOptions"] == {"mode": "token"}
+        # KubeRay's rule: it has to know that this Ray can
+        assert cluster["rayVersion"]
+
+    def test_no_container_is_root_or_can_become_it(self, path: Path) -> None:
+        for pod in pods(path):
+            assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+            assert pod["spec"]["securityContext"]["runAsUser"] > 0
+            for container in pod["spec"]["containers"]:
+                context = container["securityContext"]
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+
+    def test_pods_that_serve_are_asked_whether_they_are_ready(self, path: Path) -> None:
+        manifest = load(path)
+        config = yaml.safe_load(manifest["spec"]["serveConfigV2"])
+        (group,) = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        probe = group["template"]["spec"]["containers"][0]["readinessProbe"]
+        assert probe["httpGet"]["port"] == config["http_options"]["port"]
+
+    def test_a_policy_opens_the_ports_that_serve_and_no_others(self, path: Path) -> None:
+        policy = load(path.with_name(path.name.replace("rayservice", "networkpolicy")))["spec"]
+        assert policy["policyTypes"] == ["Ingress"]
+        labels = policy["podSelector"]["matchLabels"].items()
+        assert all(labels <= pod["metadata"]["labels"].items() for pod in pods(path))
+        config = yaml.safe_load(load(path)["spec"]["serveConfigV2"])
+        served = {config["http_options"]["port"], config["grpc_options"]["port"]}
+        for rule in policy["ingress"]:
+            if "from" not in rule:  # everybody
+                assert {port["port"] for port in rule["ports"]} == served
+
+
+def pods(path: Path) -> list[dict[str, Any]]:
+    """The pod templates of a RayService."""
+    cluster = load(path)["spec"]["rayClusterConfig"]
+    return [g["template"] for g in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+def test_the_image_has_a_user_that_is_not_root() -> None:
+    lines = (ROOT / "k8s" / "Dockerfile").read_text().splitlines()
+    user = [line.split()[1] for line in lines if line.startswith("USER ")][-1]
+    assert int(user) > 0
+
+
+def test_the_image_has_every_package() -> None:
+    dockerfile = (ROOT / "k8s" / "Dockerfile").read_text()
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages
+    for package in packages:
+        assert f"COPY --chown=ray:users {package} /tmp/tandem/{package}" in dockerfile
+
+
+def test_every_documented_start_of_ray_asks_for_a_token() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "k8s").iterdir()]
+    starts = [
+        line
+        for document in documents
+        for line in document.read_text().splitlines()
+        if "ray start --" in line or "serve deploy k8s" in line
+    ]
+    assert starts
+    assert [line for line in starts if "RAY_AUTH_MODE=token" not in line] == []

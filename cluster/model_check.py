@@ -1,0 +1,129 @@
+"""Whether the models can be served as the options ask, found out before anything is started.
+
+That takes torch and transformers, which whoever starts an app shall not load: a process of its own
+answers, `main`, which reads a Question as JSON from standard input and writes an Answer.
+"""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from cluster.demo import bundled
+from cluster.model_files import check_is_there
+from cluster.plan.config import PlanArgs
+from workers.errors import ConfigError, TandemError
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 300.0
+RUN = "import sys; sys.path.insert(0, sys.argv[1]); from cluster.model_check import main; main()"
+ROOT = Path(__file__).parent.parent
+
+
+class Machine(BaseModel):
+    """What there is to run on, beside the GPUs, which torch finds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_cpus: int
+    memory_bytes: int
+
+
+class FoundModel(BaseModel):
+    """What will be loaded of a model, and how much it can hold."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    name: str
+    dtype: str
+    weight_bytes: int
+    """Of each rank."""
+    cache_bytes: int
+    """Of each rank, at most: what is free when it starts decides."""
+    num_cache_tokens: int
+    """Tokens of all sequences that the cache holds."""
+    max_model_len: int
+    """The longest sequence, in tokens."""
+
+
+class Question(BaseModel):
+    """The options that matter, and the machine if everything runs on it."""
+
+    args: dict[str, Any]
+    machine: Machine | None
+
+
+class Answer(BaseModel):
+    """A sentence about what is wrong; or the target and the draft, if there is one."""
+
+    error: str | None = None
+    found: tuple[FoundModel, ...] = ()
+
+
+def check_models(options: Mapping[str, Any], machine: Machine | None) -> Sequence[FoundModel]:
+    """Make sure that the models exist and fit each other, the options and the machine.
+
+    Args:
+        options: of the app, by name.
+        machine: the one that everything runs on; None where other nodes may run some of it, whose
+            folders and memory are not known here.
+
+    Returns: the target, and the draft if there is one; nothing if they could not be sized.
+    Raises: ConfigError with a sentence that names the option, its value and the fix.
+    """
+    question = Question(args=dict(options), machine=machine)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", RUN, str(ROOT)],
+            input=question.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        logger.warning("the models were not checked within %.0f s", TIMEOUT_S)
+        return ()
+    if ended.returncode != 0:  # a fault of the check is no reason not to start
+        reason = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
+        logger.warning("the models could not be checked before the start: %s", reason)
+        return ()
+    answer = Answer.model_validate_json(ended.stdout.splitlines()[-1])
+    if answer.error is not None:
+        raise ConfigError(answer.error)
+    return answer.found
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    question = Question.model_validate_json(sys.stdin.read())
+    sys.stdout.write(f"\n{_answer(question).model_dump_json()}\n")
+
+
+def _answer(question: Question) -> Answer:
+    args = PlanArgs.model_validate(question.args)
+    names = [args.target] if args.draft_model is None else [args.target, args.draft_model]
+    try:
+        for name in names:
+            if question.machine is None and not _is_here(name):
+                return Answer()
+            check_is_there(bundled.resolve(name))
+        # imported once it is needed: transformers takes seconds
+        from cluster.model_fit import check_fit
+
+        return Answer(found=tuple(check_fit(args, question.machine)))
+    except TandemError as error:
+        return Answer(error=" ".join(str(error).split()))
+
+
+def _is_here(name: str) -> bool:
+    return Path(bundled.resolve(name)).is_dir()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What is wrong with options, in one sentence: pydantic's errors in the words of a user."""
+
+from collections.abc import Sequence
+from typing import Any
+
+MAX_VALUE_LENGTH = 80
+# What pydantic calls members of a union, and the parts of a value that is no option by itself.
+_WORDS = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text",
+}
+
+
+def option_sentence(errors: Sequence[Any]) -> str:
+    """A sentence about the first option that is wrong: its name, its value, what it may be.
+
+    Args:
+        errors: of one pydantic ValidationError, at least one. A value that fits no member of a
+            union has an error for each.
+    """
+    first = errors[0]
+    if not first["loc"]:
+        return _message(first)
+    name = str(first["loc"][0])
+    of_option = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
+    for error in of_option:
+        if error["type"] == "value_error":
+            return _named(name, _message(error))
+    wanted = list(dict.fromkeys(_wanted(error) for error in of_option))
+    # a number out of range was meant as a number: that it is none of the words is no news
+    in_range = [words for words in wanted if words.startswith(("at ", "above", "below"))]
+    return f"{name} is {_shown(first['input'])}; it must be {' or '.join(in_range or wanted)}"
+
+
+def _named(name: str, message: str) -> str:
+    return message if name in message else f"{name}: {message}"
+
+
+def _message(error: Any) -> str:
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _wanted(error: Any) -> str:
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"at least {limits['ge']}"
+        case "greater_than":
+            return f"above {limits['gt']:g}"
+        case "less_than_equal":
+            return f"at most {limits['le']}"
+        case "literal_error" | "enum":
+            return str(limits["expected"])
+        case "string_too_short":
+            return "a text that is not empty"
+        case "string_pattern_mismatch":
+            return "'auto', 'cpu' or 'cuda'"  # the only option with a pattern is `device`
+        case kind:
+            return _WORDS.get(kind, f"otherwise ({_message(error)})")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "..."

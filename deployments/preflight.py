@@ -1,0 +1,116 @@
+"""What can be found out before anything is started: options, addresses, tokens, models, memory."""
+
+import errno
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._common.utils import get_system_memory
+from ray._private.services import canonicalize_bootstrap_address
+
+from cluster.model_check import FoundModel, Machine, check_models
+from cluster.plan.config import PlanArgs
+from deployments.args import AppArgs, parse_options
+from deployments.exposure import check_exposure
+from workers.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """Options that can be served, as far as that can be told."""
+
+    args: AppArgs
+    """With the ports that were free, where any would do."""
+    models: Sequence[FoundModel]
+    """The target and the draft; nothing where they will run on other machines."""
+
+
+def check_start(values: Mapping[str, Any]) -> Preflight:
+    """Check the options of these names and values, and all that they speak of.
+
+    Raises ConfigError: one sentence that names the option, its value and the fix.
+    """
+    args = parse_options(values)
+    if not starts_ray():
+        return Preflight(args=args, models=check_models(_plan_options(args), None))
+    args = settle_addresses(args)
+    check_exposure(args)
+    machine = Machine(num_cpus=os.cpu_count() or 1, memory_bytes=get_system_memory())
+    return Preflight(args=args, models=check_models(_plan_options(args), machine))
+
+
+def starts_ray() -> bool:
+    """Whether Ray will be started on this machine, for this app alone, since none is there.
+
+    Raises ConfigError for an address of Ray that is none.
+    """
+    if ray.is_initialized():
+        return False
+    no_address: Any = None  # which Ray then looks for in RAY_ADDRESS and among what runs here
+    try:
+        return canonicalize_bootstrap_address(no_address) is None
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"RAY_ADDRESS is no address of Ray: {error}") from None
+
+
+def _plan_options(args: AppArgs) -> dict[str, Any]:
+    """The options that decide what fits, as a plan takes them."""
+    options = args.model_dump(mode="json", include={*PlanArgs.model_fields})
+    for name in ("num_target_groups", "num_draft_replicas"):
+        options[name] = str(getattr(args, name))
+    return options
+
+
+def settle_addresses(args: AppArgs) -> AppArgs:
+    """The options with free ports in place of 0; raises ConfigError if an address is not ours."""
+    http_port = _check_address("http", args.http_host, args.http_port)
+    grpc_port = _check_address("grpc", args.grpc_host, args.grpc_port)
+    return args.model_copy(update={"http_port": http_port, "grpc_port": grpc_port})
+
+
+def _check_address(name: str, host: str, port: int) -> int:
+    """The port, or a free one for 0.
+
+    Args:
+        name: `http` or `grpc`, with which the options begin.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(
+            f"{name}_host is {host!r}, which is no address; use 127.0.0.1 for this machine alone, "
+            "or 0.0.0.0 for all interfaces"
+        ) from None
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen()
+        except OSError as error:
+            raise ConfigError(_why_not(name, host, port, error)) from None
+        free_port: int = listener.getsockname()[1]
+    return free_port
+
+
+def _why_not(name: str, host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            another = port % 65535 + 1
+            return (
+                f"{name}_port is {port}, but another program listens there; end it, or choose "
+                f"another port, like {name}_port={another}"
+            )
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{name}_host is {host!r}, which is no address of this machine; use 127.0.0.1 for "
+                "this machine alone, or 0.0.0.0 for all interfaces"
+            )
+        case errno.EACCES:
+            return f"{name}_port is {port}, which only root may use; choose one above 1023"
+        case _:
+            return f"{name}_host={host} {name}_port={port} cannot be listened on: {error.strerror}"

@@ -1,0 +1,68 @@
+"""The lines that a good start consists of."""
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from cluster.demo import bundled
+from cluster.model_check import FoundModel
+from cluster.plan.text import size
+from deployments.args import AppArgs, DrafterKind
+from deployments.exposure import is_loopback
+from deployments.preflight import Preflight
+from workers.types import WorkerInfo
+
+PROMPT = "def read_config(path):\n"
+
+
+def before_start(checked: Preflight) -> Iterator[str]:
+    """What is going to be loaded, and how much memory that takes."""
+    args = checked.args
+    described = {model.name: _described(model) for model in checked.models}
+    yield f"target: {described.get(args.target, args.target)}"
+    if args.draft_model is not None:
+        yield f"drafts: {described.get(args.draft_model, args.draft_model)}"
+    elif args.drafter is DrafterKind.NONE:
+        yield "drafts: none (drafter=none), so every token is decoded plainly"
+    if args.target == bundled.TARGET_NAME:
+        yield "the demo pair is a toy that has read nothing but Python: its text is no measure"
+    yield "starting; the first time on a machine takes a minute, as operators are compiled"
+
+
+def _described(model: FoundModel) -> str:
+    return (
+        f"{model.name}, {model.dtype}, {size(model.weight_bytes)} of weights and up to "
+        f"{size(model.cache_bytes)} of KV cache"
+    )
+
+
+def ready(args: AppArgs, target: WorkerInfo, start_s: float) -> Iterator[str]:
+    """Where to send requests to, so that one can act on it.
+
+    Args:
+        target: of a replica of the target.
+        start_s: how long the start took, in seconds.
+    """
+    url = f"http://{_reachable(args.http_host)}:{args.http_port}/v1"
+    num_tokens = target.num_blocks * target.block_size
+    body = {"model": args.model_name, "prompt": PROMPT, "max_tokens": 64, "temperature": 0}
+    yield f"ready after {start_s:.0f} s"
+    yield f"  base URL  {url}{_of_whom(args.http_host)}"
+    yield f"  model     {args.model_name}, up to {target.max_model_len:,} tokens a completion"
+    yield f"  KV cache  {num_tokens:,} tokens in each of {args.num_target_groups} target groups"
+    yield f"  gRPC      {_reachable(args.grpc_host)}:{args.grpc_port}{_of_whom(args.grpc_host)}"
+    yield (
+        f"  try       curl {url}/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))}"
+    )
+    yield "  Ctrl-C ends it"
+
+
+def _reachable(host: str) -> str:
+    """A host to connect to, from this machine, for one to listen on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _of_whom(host: str) -> str:
+    return "" if is_loopback(host) else f"  (it listens on {host}: other machines reach it too)"

@@ -1,0 +1,51 @@
+"""Options on the command line: `name=value`, as `serve run` takes them."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from deployments.args import AppArgs
+from workers.errors import ConfigError
+
+HELP_WORDS = frozenset({"--help", "-h", "help"})
+WIDTH = 100
+USAGE = """usage: tandem serve [name=value ...]
+
+Serves a model on this machine until Ctrl-C, by HTTP (OpenAI's completions) and gRPC. Without
+options it is the bundled demo pair. An example:
+
+  tandem serve target=meta-llama/Llama-3.1-8B draft=meta-llama/Llama-3.2-1B http_port=8080
+
+Options and their defaults:"""
+
+
+def wants_help(words: Iterable[str]) -> bool:
+    """Whether the words of a command line ask what they may be."""
+    return not HELP_WORDS.isdisjoint(words)
+
+
+def parse_words(words: Sequence[str]) -> dict[str, str]:
+    """The options' names and values; raises ConfigError for a word that is no option."""
+    values: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not (name and equals and value):
+            raise ConfigError(
+                f"{word!r} is no option: they are written name=value, like gamma=2; "
+                "`tandem serve --help` lists them"
+            )
+        name = name.replace("-", "_")
+        if name in values:
+            raise ConfigError(f"{name} is given twice: {values[name]!r} and {value!r}; drop one")
+        values[name] = value
+    return values
+
+
+def options_help() -> str:
+    """Every option with its default, and what it means."""
+    entries = []
+    for name, field in AppArgs.model_fields.items():
+        default = "" if field.default is None else str(field.default)
+        meaning = " ".join((field.description or "").split())
+        entries.append(f"  {name}={default}")
+        entries += textwrap.wrap(meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join([USAGE, "", *entries])

@@ -1,0 +1,115 @@
+"""A server of the app: Ray, Serve and the deployments, from start to end."""
+
+import logging
+import time
+from typing import Any
+
+import psutil
+import ray
+from ray import serve as ray_serve
+from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
+
+from deployments.args import AppArgs
+from deployments.builder import build, start_serve
+from deployments.preflight import starts_ray
+from tandem import signals
+from tandem.console import WorkerLog
+from tandem.failures import find_failure
+from workers.errors import ConfigError, TandemError
+from workers.types import WorkerInfo
+
+APP = "default"
+POLL_S = 0.5
+CALL_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+
+
+class Server:
+    """Runs the app on a Ray of its own, or on the cluster that it finds."""
+
+    def __init__(self, args: AppArgs, log: WorkerLog) -> None:
+        self._args = args
+        self._log = log
+        self._owns_ray = starts_ray()
+        self._owns_serve = True
+        self._processes: set[psutil.Process] = set()
+        """Of our Ray, whoever started them there."""
+        self.start_s = 0.0
+        """How long the start took."""
+        self.target: WorkerInfo | None = None
+        """One replica of the target, once the server has started."""
+
+    def start(self) -> None:
+        """Returns when the app is ready; raises TandemError with a sentence if it cannot be."""
+        began = time.monotonic()
+        ray.init(namespace="serve", logging_level=logging.ERROR, log_to_driver=True)
+        signals.listen()  # Ray has set its own handlers
+        dispatcher.remove_handler("ray_print_logs")
+        dispatcher.add_handler("tandem", self._log.receive)
+        self._owns_serve = self._owns_ray or not ray_serve.status().proxies
+        start_serve(self._args)
+        target = ray_serve.RunTarget(build(self._args), name=APP)
+        ray_serve.run_many([target], wait_for_applications_running=False)
+        self._wait_until_running()
+        self.target = self._ask("TargetGroup", "info")
+        self.start_s = time.monotonic() - began
+
+    def _wait_until_running(self) -> None:
+        while True:
+            app = ray_serve.status().applications[APP]
+            if app.status is ApplicationStatus.RUNNING:
+                return
+            messages = [deployment.message for deployment in app.deployments.values()]
+            failure = find_failure([*messages, app.message])
+            if failure is not None and failure.is_final:
+                raise ConfigError(failure.sentence)
+            if app.status is ApplicationStatus.DEPLOY_FAILED:
+                self._log.release()
+                raise TandemError(failure.sentence if failure else _last_line(app.message))
+            time.sleep(POLL_S)
+
+    def is_compiling(self) -> bool:
+        """Whether a worker, one of each kind, compiles its forward beside its steps.
+
+        Of workers that do not answer, as they are being replaced, it is not known yet.
+        """
+        kinds = ["TargetGroup"] if self._args.draft_model is None else ["TargetGroup", "DraftPool"]
+        try:
+            return any(self._ask(kind, "status").is_compiling for kind in kinds)
+        except (RayError, RayServeException, TimeoutError):
+            return True
+
+    def _ask(self, deployment: str, method: str) -> Any:
+        handle = ray_serve.get_deployment_handle(deployment, APP)
+        return getattr(handle, method).remote().result(timeout_s=CALL_TIMEOUT_S)
+
+    def is_alive(self) -> bool:
+        """Whether the Ray that this process has started still runs."""
+        children = psutil.Process().children()
+        self._processes.update(psutil.Process().children(recursive=True))
+        return not self._owns_ray or any(child.name() == "raylet" for child in children)
+
+    def stop(self) -> None:
+        """End what was started; on a cluster of others, the app alone ends."""
+        signals.ignore()
+        if not ray.is_initialized():
+            return
+        if not self._owns_ray:
+            if self._owns_serve:
+                ray_serve.shutdown()
+            else:
+                ray_serve.delete(APP)
+        self.is_alive()  # notes the processes
+        ray.shutdown()
+        if self._owns_ray:
+            _, alive = psutil.wait_procs(self._processes, timeout=END_TIMEOUT_S)
+            for process in alive:
+                process.kill()
+
+
+def _last_line(message: str) -> str:
+    lines = message.strip().splitlines()
+    return lines[-1] if lines else "the app could not be started"

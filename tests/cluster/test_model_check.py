@@ -1,0 +1,177 @@
+"""Whether models can be served as asked, before anything is started."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from cluster import model_files
+from cluster.demo import bundled
+from cluster.model_check import Machine, check_models
+from cluster.model_files import check_is_there
+from cluster.model_fit import check_fit
+from cluster.plan.config import PlanArgs
+from cluster.topology import GIB
+from tests.tiny_models import save_model
+from workers.errors import ConfigError, ModelNotFoundError, TandemError
+
+MACHINE = Machine(num_cpus=2, memory_bytes=8 * GIB)
+
+
+@pytest.fixture
+def demo_copy(tmp_path: Path) -> Callable[..., str]:
+    """A copy of a bundled model's small files, with changes to config.json."""
+
+    def copy(name: str = bundled.TARGET_NAME, **changes: Any) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        for path in Path(bundled.resolve(name)).iterdir():
+            if path.suffix == ".json":
+                shutil.copy(path, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return str(folder)
+
+    return copy
+
+
+class TestFiles:
+    def test_a_path_that_is_none_is_refused(self) -> None:
+        with pytest.raises(ModelNotFoundError, match=r"'/no/such': there is no such folder"):
+            check_is_there("/no/such")
+
+    def test_a_folder_without_config_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelNotFoundError, match=r"is a folder without config\.json"):
+            check_is_there(str(tmp_path))
+
+    def test_a_file_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.gguf"
+        path.write_bytes(b"GGUF")
+        with pytest.raises(ModelNotFoundError, match="is a file, not a folder"):
+            check_is_there(str(path))
+
+    def test_a_name_that_is_no_id_is_refused(self) -> None:
+        with pytest.raises(ModelNotFoundError, match="no Hugging Face model can have this id"):
+            check_is_there("two words")
+
+    def test_offline_only_downloaded_models_are_there(self) -> None:
+        """Tests run with HF_HUB_OFFLINE."""
+        with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE forbids to download it"):
+            check_is_there("organization/name")
+
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [
+            (401, "ask for access"),
+            (403, "set HF_TOKEN"),
+            (404, "check the name"),
+            (None, "reached"),
+        ],
+    )
+    def test_a_hub_that_does_not_give_it_is_asked_once(
+        self, status: int | None, words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        class Session:
+            def head(self, url: str, **_: Any) -> Any:
+                calls.append(url)
+                if status is None:
+                    raise ConnectionError("no network")
+                return type("Response", (), {"status_code": status})
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(model_files, "get_session", Session)
+        with pytest.raises(ModelNotFoundError, match=words):
+            check_is_there("organization/name")
+        assert len(calls) == 1
+
+    def test_what_is_there_passes(self) -> None:
+        check_is_there(bundled.resolve(bundled.TARGET_NAME))
+
+
+class TestFit:
+    def test_the_bundled_pair_fits(self) -> None:
+        target, draft = check_fit(PlanArgs(), MACHINE)
+        assert (target.name, target.dtype) == (bundled.TARGET_NAME, "bfloat16")
+        assert (draft.name, target.max_model_len) == (bundled.DRAFT_NAME, 4096)
+        assert target.num_cache_tokens == 64 * 4096
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"tensor_parallel_size": 3}, "tensor_parallel_size is 3.* it may be 1, 2$"),
+            ({"max_model_len": 100_000}, "max_model_len is 100000.*4096 tokens only"),
+            ({"kv_cache_gib": 500}, "kv_cache_gib is 500, but this machine has 8.0 GiB"),
+            (
+                {"kv_cache_gib": 0.0001},
+                "kv_cache_gib is 0.0001, which holds 48 tokens.*at least kv_cache_gib=0.0079, or "
+                "max_model_len=48",
+            ),
+            ({"kv_cache_gib": 0.0001, "max_model_len": 512}, "this does not fit: .*max_model_len"),
+            ({"device": "cuda"}, "torch sees no GPU on this machine; use device=cpu"),
+        ],
+        ids=str,
+    )
+    def test_options_that_the_models_cannot_meet(self, options: Any, words: str) -> None:
+        with pytest.raises(ConfigError, match=words):
+            check_fit(PlanArgs(**options), MACHINE)
+
+    def test_what_is_advised_fits(self) -> None:
+        check_fit(PlanArgs(kv_cache_gib=0.0079), MACHINE)
+        check_fit(PlanArgs(kv_cache_gib=0.0001, max_model_len=48), MACHINE)
+
+    def test_weights_that_exceed_the_memory(self) -> None:
+        with pytest.raises(ConfigError, match="this does not fit: "):
+            check_fit(PlanArgs(), Machine(num_cpus=2, memory_bytes=GIB // 4))
+
+    def test_other_vocabularies(self, tmp_path: Path) -> None:
+        draft = save_model(tmp_path / "draft")
+        with pytest.raises(ConfigError, match="different vocabularies"):
+            check_fit(PlanArgs(draft=draft), MACHINE)
+
+    def test_a_target_without_tokenizer(self, tmp_path: Path) -> None:
+        target = save_model(tmp_path / "target")
+        with pytest.raises(ConfigError, match="has no tokenizer that can be loaded"):
+            check_fit(PlanArgs(target=target, drafter="none"), MACHINE)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"model_type": "no_such_model"},
+            {"hidden_size": "wide"},
+            {"num_attention_heads": 0},
+            {"layer_types": ["linear_attention"] * 4},
+        ],
+        ids=str,
+    )
+    def test_a_config_that_makes_no_sense(
+        self, changes: Any, demo_copy: Callable[..., str]
+    ) -> None:
+        with pytest.raises(TandemError, match="model"):
+            check_fit(PlanArgs(target=demo_copy(**changes), drafter="none"), MACHINE)
+
+    def test_on_other_machines_memory_is_not_judged(self) -> None:
+        assert check_fit(PlanArgs(kv_cache_gib=500), None) == ()
+        with pytest.raises(ConfigError, match="it may be 1, 2"):
+            check_fit(PlanArgs(tensor_parallel_size=3), None)
+
+
+def test_the_question_is_answered_by_another_process(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder without config\.json"):
+        check_models({"target": str(tmp_path), "drafter": "none"}, MACHINE)
+
+
+def test_models_that_only_other_machines_have_are_left_to_them() -> None:
+    assert check_models({"target": "/no/such", "drafter": "none"}, None) == ()
+
+
+def test_a_check_that_fails_itself_is_no_reason_not_to_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert check_models({"no_such_option": 1}, MACHINE) == ()
+    assert "could not be checked before the start" in caplog.text

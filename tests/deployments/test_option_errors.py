@@ -1,0 +1,53 @@
+"""What is said of wrong options: one sentence with the name, the value and the fix."""
+
+import pytest
+
+from deployments.args import parse_options
+from workers.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"tarqet": "x"}, "there is no option 'tarqet'; did you mean 'target'?"),
+        ({"gamma": "99"}, "gamma is '99'; it must be at most 64"),
+        ({"gamma": "-1"}, "gamma is '-1'; it must be at least 0"),
+        ({"gamma": "fast"}, "gamma is 'fast'; it must be a whole number or 'dynamic'"),
+        ({"num_router_replicas": "0"}, "num_router_replicas is 0; it must be at least 1"),
+        (
+            {"num_draft_replicas": "4:1"},
+            "num_draft_replicas: 4:1 has its maximum below its minimum",
+        ),
+        ({"drafter": "magic"}, "drafter is 'magic'; it must be 'model' or 'none'"),
+        ({"kv_cache_gib": "nan"}, "kv_cache_gib is 'nan'; it must be a finite number"),
+        ({"kv_cache_gib": "0"}, "kv_cache_gib is '0'; it must be above 0"),
+        ({"recovery_timeout_s": "inf"}, "recovery_timeout_s is 'inf'; it must be a finite number"),
+        ({"http_port": "70000"}, "http_port is '70000'; it must be at most 65535"),
+        ({"max_model_len": "1.5"}, "max_model_len is '1.5'; it must be a whole number"),
+        ({"device": "tpu"}, "device is 'tpu'; it must be 'auto', 'cpu' or 'cuda'"),
+        ({"target": ""}, "target is ''; it must be a text that is not empty"),
+        (
+            {"allow_unauthenticated_cluster": "maybe"},
+            "allow_unauthenticated_cluster is 'maybe'; it must be true or false",
+        ),
+        (
+            {"http_port": "9000"},
+            "http_port and grpc_port are both 9000; give gRPC another port, like grpc_port=9001",
+        ),
+        (
+            {"target": "org/model"},
+            "target=org/model needs a draft model: give draft=<a smaller model with the same "
+            "vocabulary>, or drafter=none for plain decoding",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_explained_in_a_sentence(values: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_options(values)
+    assert str(caught.value) == sentence
+
+
+def test_both_ports_may_be_any_free_one() -> None:
+    args = parse_options({"http_port": "0", "grpc_port": "0"})
+    assert (args.http_port, args.grpc_port) == (0, 0)

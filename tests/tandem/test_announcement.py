@@ -1,0 +1,68 @@
+"""What is printed of a good start can be acted on."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from cluster.model_check import FoundModel
+from deployments.args import AppArgs
+from deployments.preflight import Preflight
+from tandem.announcement import before_start, ready
+from workers.types import WorkerInfo
+
+TARGET = WorkerInfo(
+    model="m", vocab_size=8, max_model_len=4096, eos_token_ids=(), num_blocks=100, block_size=16
+)
+
+
+def lines(**options: Any) -> str:
+    return "\n".join(ready(AppArgs(**options), TARGET, 12.3))
+
+
+def test_address_model_and_grpc_are_named() -> None:
+    said = lines(http_port=8080, grpc_port=9090, served_model_name="mine")
+    assert "http://127.0.0.1:8080/v1\n" in said
+    assert "mine, up to 4,096 tokens" in said
+    assert "127.0.0.1:9090\n" in said
+
+
+def test_the_curl_line_is_a_command() -> None:
+    said = lines(served_model_name="it's mine")
+    (line,) = [line for line in said.splitlines() if "curl" in line]
+    command = shlex.split(line.partition("curl")[2])
+    assert command[0] == "http://127.0.0.1:8000/v1/completions"
+    assert json.loads(command[-1])["model"] == "it's mine"
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("0.0.0.0", "127.0.0.1:8000"),
+        ("::", "[::1]:8000"),
+        ("192.0.2.7", "192.0.2.7:8000"),
+        ("localhost", "localhost:8000"),
+    ],
+)
+def test_addresses_can_be_connected_to(host: str, address: str) -> None:
+    said = lines(http_host=host)
+    assert f"http://{address}/v1" in said
+    assert ("other machines reach it too" in said) is (host != "localhost")
+
+
+def test_models_and_memory_are_named_before_the_start() -> None:
+    found = FoundModel(
+        name="big",
+        dtype="bfloat16",
+        weight_bytes=3 * 1024**3,
+        cache_bytes=1024**3,
+        num_cache_tokens=10,
+        max_model_len=10,
+    )
+    args = AppArgs(target="big", drafter="none")
+    said = list(before_start(Preflight(args=args, models=[found])))
+    assert said[0] == "target: big, bfloat16, 3.0 GiB of weights and up to 1.0 GiB of KV cache"
+    assert "drafter=none" in said[1]
+    elsewhere = list(before_start(Preflight(args=AppArgs(target="big", draft="small"), models=())))
+    assert elsewhere[:2] == ["target: big", "drafts: small"]
