@@ -6,7 +6,10 @@ PYTEST ?= $(VENV)/bin/pytest
 # Options of the app for `make serve`, as in: make serve ARGS="gamma=2 dtype=float32"
 ARGS ?=
 
-.PHONY: install serve test test-gpu check format bench proto
+# Random cases of each property test for `make fuzz`.
+CASES ?= 5000
+
+.PHONY: install serve test test-gpu check format bench fuzz proto
 
 install: $(VENV)/.installed
 
@@ -40,6 +43,11 @@ format: install
 
 bench: install
 	$(VENV)/bin/python -m cluster bench $(ARGS)
+
+# The round loop under random faults, and requests at the edge of the schema.
+fuzz: install
+	$(PYTEST) --quiet --cases $(CASES) tests/deployments/test_loop_properties.py
+	$(VENV)/bin/tandem fuzz --cases $(CASES)
 
 proto: install
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deployments/api/tandem.proto

@@ -3,7 +3,11 @@
 import sys
 from collections.abc import Sequence
 
-SERVE_HELP = "serve a model on this machine; `tandem serve --help` lists the options"
+OTHERS = {
+    "serve": "serve a model on this machine; `tandem serve --help` lists the options",
+    "fuzz": "try extreme but legal requests: exact with drafts, and nobody else harmed",
+}
+"""Commands beside those of `python -m cluster`, and what they do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -14,9 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tandem.serve import serve
 
         return serve(words[1:])
+    if words[:1] == ["fuzz"]:
+        from tandem.fuzz.cli import main as run_fuzz
+
+        return run_fuzz(words[1:])
     from cluster.__main__ import main as run_command
 
-    return run_command(words, program="tandem", others={"serve": SERVE_HELP})
+    return run_command(words, program="tandem", others=OTHERS)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""`python -m tandem.fuzz`: the bundled pair in float32 and requests at the edge of the schema."""
+"""`tandem fuzz`: the bundled pair in float32 and requests at the edge of the schema."""
 
 import argparse
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cluster.bench.arguments import whole
 from cluster.demo import bundled
@@ -13,15 +13,9 @@ from cluster.demo import bundled
 logger = logging.getLogger(__name__)
 
 
-def add_fuzz(commands: Any) -> None:
-    """Add the command to argparse's subparsers."""
-    fuzz = commands.add_parser(
-        "fuzz", help="try extreme but legal requests: exact with drafts, and nobody else harmed"
-    )
-    add_options(fuzz)
-
-
-def add_options(fuzz: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    fuzz = argparse.ArgumentParser(prog="tandem fuzz", description=__doc__)
     fuzz.add_argument("--target", default=bundled.TARGET_NAME)
     fuzz.add_argument("--draft", default=bundled.DRAFT_NAME)
     fuzz.add_argument("--cases", type=whole, default=5000)
@@ -32,7 +26,9 @@ def add_options(fuzz: argparse.ArgumentParser) -> None:
         help="a file with cases as JSON, one a line, which are tried together, instead",
     )
     fuzz.add_argument("--gamma", type=int, default=5, help="of a replay")
-    fuzz.set_defaults(run=_fuzz)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
+    return _fuzz(fuzz.parse_args(arguments))
 
 
 def _fuzz(options: argparse.Namespace) -> int:
