@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from deployments.api.http import make_app
+from deployments.metrics import RouterMetrics
 from deployments.router.admission import AdmissionLimits
 from deployments.router.dynamic_gamma import make_controller
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.overlap import make_overlap
-from deployments.router.round import RoundRecord
 from deployments.router.service import GenerationService, ServedModel, Tokenizer
 from deployments.router.speculation import Policies
 from deployments.step_loop import StepLoop
@@ -113,16 +113,6 @@ class _LocalWorker(Generic[RequestT, ResultT]):
         await self.loop.close()
 
 
-class _NoObserver:
-    """In place of metrics."""
-
-    def observe_round(self, record: RoundRecord) -> None:
-        pass
-
-    def observe_live(self, num_live: int) -> None:
-        pass
-
-
 class _Complaints(logging.Handler):
     """What the app logs that is more than information."""
 
@@ -131,7 +121,10 @@ class _Complaints(logging.Handler):
         self.heard: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(f"{record.name}: {record.getMessage()}")
+        error = record.exc_info[1] if record.exc_info else None
+        self.heard.append(
+            f"{record.name}: {record.getMessage()}" + (f": {error!r}" if error else "")
+        )
 
 
 class Rig:
@@ -160,7 +153,7 @@ class Rig:
                 max_gamma=MAX_GAMMA,
                 max_drafted_len=info.max_model_len,
             ),
-            observer=_NoObserver(),
+            observer=RouterMetrics(),
             options=OPTIONS,
             clock=time.monotonic,
         )
