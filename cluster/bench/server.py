@@ -17,7 +17,7 @@ from ray import serve
 from cluster.bench.client import Endpoint
 from workers.errors import ConfigError
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0  # of models that load on a busy machine
 IDLE_TIMEOUT_S = 30.0
 POLL_S = 0.5
 

@@ -12,13 +12,13 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from deployments.api.http import HttpOptions, make_app
+from deployments.metrics import RouterMetrics
 from deployments.router.admission import AdmissionLimits
 from deployments.router.dynamic_gamma import make_controller
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.overlap import make_overlap
 from deployments.router.prompts import Tokenizer
-from deployments.router.round import RoundRecord
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
 from deployments.step_loop import StepLoop
@@ -123,16 +123,6 @@ class _LocalWorker(Generic[RequestT, ResultT]):
         await self.loop.close()
 
 
-class _NoObserver:
-    """In place of metrics."""
-
-    def observe_round(self, record: RoundRecord) -> None:
-        pass
-
-    def observe_live(self, num_live: int) -> None:
-        pass
-
-
 class _Complaints(logging.Handler):
     """What the app logs that is more than information."""
 
@@ -141,7 +131,10 @@ class _Complaints(logging.Handler):
         self.heard: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.append(f"{record.name}: {record.getMessage()}")
+        error = record.exc_info[1] if record.exc_info else None
+        self.heard.append(
+            f"{record.name}: {record.getMessage()}" + (f": {error!r}" if error else "")
+        )
 
 
 class Rig:
@@ -170,7 +163,7 @@ class Rig:
                 max_gamma=MAX_GAMMA,
                 max_drafted_len=info.max_model_len,
             ),
-            observer=_NoObserver(),
+            observer=RouterMetrics(),
             options=OPTIONS,
             clock=time.monotonic,
         )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from cluster.bench.client import cancel_all
 from tandem.fuzz.cases import Body, draw_case, innocent_case
 from tandem.fuzz.rig import MODEL_NAME, Outcome, Rig, Subject, open_rig
 
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 8
 NUM_INNOCENT = 2
+NUM_LEAVING = 2
 GAMMAS = (1, 5, "dynamic")
 BATCH_TIMEOUT_S = 120.0
 MAX_FINDINGS = 20
@@ -27,7 +29,7 @@ class Finding:
 
     reason: str
     cases: tuple[Body, ...]
-    """Those that do it: one, where one is enough."""
+    """Those that do it: one, where one is enough, and none where innocent requests are."""
     gamma: int | str
 
     def __str__(self) -> str:
@@ -87,13 +89,18 @@ async def _blame(
     innocent: tuple[Outcome, ...],
     reason: str,
 ) -> list[Finding]:
-    """Those of a batch that fail alone, or all of it if none does."""
-    findings = []
-    for case in cases:
+    """Those of a batch that fail alone, or all of it if none does.
+
+    None is to blame for what happens without any.
+    """
+    findings: list[Finding] = []
+    for suspects in ((), *((case,) for case in cases)):
         async with open_rig(subject) as rig:
-            alone = await _try_batch(rig, [case], gamma, innocent, FuzzReport())
+            alone = await _try_batch(rig, suspects, gamma, innocent, FuzzReport())
         if alone is not None:
-            findings.append(Finding(reason=alone, cases=(case,), gamma=gamma))
+            findings.append(Finding(reason=alone, cases=suspects, gamma=gamma))
+        if findings and not suspects:
+            break
     findings = findings or [Finding(reason=reason, cases=tuple(cases), gamma=gamma)]
     for finding in findings:
         logger.warning("%s", finding)
@@ -112,11 +119,14 @@ async def _try_batch(
     for of_round in (0, gamma):
         rig.use_gamma(of_round)
         asked = [*cases, *_innocent_cases()]
+        leaving = [asyncio.create_task(rig.ask(case)) for case in _leaving_cases()]
         try:
             async with asyncio.timeout(BATCH_TIMEOUT_S):
                 answers = await asyncio.gather(*[rig.ask(case) for case in asked])
         except TimeoutError:
             return f"no answer within {BATCH_TIMEOUT_S:.0f} s"
+        finally:
+            await cancel_all(leaving)
         outcomes.append(answers)
         if (held := await rig.what_is_held()) is not None:
             return f"afterwards: {held}"
@@ -136,6 +146,14 @@ async def _try_batch(
 
 def _innocent_cases() -> list[Body]:
     return [innocent_case(MODEL_NAME, index) for index in range(NUM_INNOCENT)]
+
+
+def _leaving_cases() -> list[Body]:
+    """Long requests, whose clients hang up when the others are answered."""
+    return [
+        {**innocent_case(MODEL_NAME, NUM_INNOCENT + index), "max_tokens": 100, "stream": True}
+        for index in range(NUM_LEAVING)
+    ]
 
 
 def _without_counts(outcome: Outcome) -> Outcome:
