@@ -113,7 +113,9 @@ class RouterMetrics:
         num_draft_tokens = sum(outcome.num_draft_tokens for outcome in record.outcomes)
         self._num_drafts.inc(len(record.outcomes))
         self._num_draft_tokens.inc(num_draft_tokens)
-        self._num_tested_tokens.inc(sum(outcome.num_tested_in_text for outcome in record.outcomes))
+        num_tested = sum(outcome.num_tested_in_text for outcome in record.outcomes)
+        if num_tested:  # none of a round whose clients had left
+            self._num_tested_tokens.inc(num_tested)
         self._gamma.set(num_draft_tokens / len(record.outcomes))
         most_accepted = max(outcome.num_accepted_in_text for outcome in record.outcomes)
         for position in range(most_accepted):
