@@ -3,12 +3,13 @@
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE, save_model, save_tokenizer
 from tests.workers.decoding import (
     CACHE,
     GREEDY,
@@ -19,9 +20,10 @@ from tests.workers.decoding import (
     make_prompt,
 )
 from workers.errors import ConfigError, ContextLengthError
-from workers.model import Model
+from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
+from workers.tokenizer import find_tokenizer
 from workers.types import SamplingParams, VerifyRequest
 
 
@@ -205,6 +207,19 @@ def test_drafts_that_are_no_tokens_of_the_target_are_dropped(
         ]
     )
     assert (len(second.tokens), second.num_accepted, second.num_tested) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("gamma", [0, 4])
+def test_a_padded_id_is_a_token_without_text(gamma: int, tmp_path: Path) -> None:
+    """Embeddings are larger than vocabularies: such an id is a legal arg-max, not a failure."""
+    name = save_model(tmp_path)
+    save_tokenizer(tmp_path, ["unknown", "a", "b"])
+    padded = VOCAB_SIZE - 1
+    sampling = dataclasses.replace(GREEDY, logit_bias=((padded, 100.0),))
+    target = Target(load_model(name, dtype="float32", device="cpu"), CACHE)
+    tokens = generate(target, [1, 2, 1], 4, sampling=sampling, drafts=lambda *_: [padded] * gamma)
+    assert tokens == [padded] * 4
+    assert find_tokenizer(name).decode(tokens, skip_special_tokens=True) == ""
 
 
 def test_release_answers_what_waits_and_frees_everything(tiny_model: Callable[..., Model]) -> None:
