@@ -171,13 +171,22 @@ def ignored_keys(module: nn.Module, unexpected: Collection[str]) -> list[str]:
     """Tensors of the checkpoint that belong to a layer which has been loaded without them.
 
     Whole parts that the model lacks, as layers for more than one next token or the towers of a
-    multimodal model, change nothing. A scale, a zero point or a bias beside a weight does.
+    multimodal model, change nothing. A scale, a zero point or a bias beside a weight does, and so
+    does what lies deeper in such a layer, as an adapter that was not merged.
     """
     layers = {name: layer for name, layer in module.named_modules() if name}
     ignored = []
     for key in sorted(unexpected):
-        parent, _, _ = key.rpartition(".")
-        layer = layers.get(parent)
-        if layer is not None and next(layer.parameters(recurse=False), None) is not None:
+        parent = key.rpartition(".")[0]
+        is_direct = parent in layers
+        while parent and parent not in layers:
+            parent = parent.rpartition(".")[0]
+        if parent and _has_weights(layers[parent], and_no_others=not is_direct):
             ignored.append(key)
     return ignored
+
+
+def _has_weights(layer: nn.Module, *, and_no_others: bool) -> bool:
+    """Whether a layer has weights of its own, and, if asked for, no others in its parts."""
+    num_own = len(list(layer.parameters(recurse=False)))
+    return num_own > 0 and (not and_no_others or num_own == len(list(layer.parameters())))

@@ -101,10 +101,21 @@ def test_parts_that_the_model_lacks_change_nothing(tmp_path: Path) -> None:
 
 def test_only_layers_with_weights_of_their_own_count() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    assert ignored_keys(module, {"0.scale", "1.k_scale", "1.0.scale", "2.scale", "scale"}) == [
-        "0.scale",
-        "1.0.scale",
-    ]
+    parts_too = nn.Module()
+    parts_too.register_parameter("embedding", nn.Parameter(torch.ones(1)))
+    parts_too.add_module("layer", nn.Linear(2, 2))
+    module.add_module("model", parts_too)
+    ours = {"0.scale", "1.0.scale", "0.lora_A.default.weight", "model.layer.scale"}
+    others = {"1.k_scale", "2.scale", "scale", "model.vision.patches.weight"}
+    assert ignored_keys(module, ours | others) == sorted(ours)
+
+
+def test_scales_of_experts_that_are_one_weight_here_are_named(tmp_path: Path) -> None:
+    name = save_model(tmp_path, "qwen2_moe")
+    key = "model.layers.0.mlp.experts.3.up_proj.weight_scale"
+    edit_weights(tmp_path, lambda weights: weights.update({key: torch.ones(1)}))
+    with pytest.raises(UnsupportedModelError, match="more than transformers reads"):
+        load_model(name, device="cpu")
 
 
 def test_a_missing_layer_is_no_missing_head(tmp_path: Path) -> None:
