@@ -12,6 +12,8 @@ WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_DRAINED = 16
 """Bodies of the greatest length that are read and dropped of one that is too long."""
 DRAIN_TIMEOUT_S = 5.0
+MAX_DIGITS = 18
+"""Of a stated length that are looked at: more than any limit has."""
 
 
 class BodyLimit:
@@ -81,7 +83,7 @@ class BodyLimit:
 
 def _stated_length(scope: Scope) -> int:
     stated = dict(scope["headers"]).get(b"content-length", b"")
-    return int(stated) if stated.isdigit() else 0
+    return int(stated[:MAX_DIGITS]) if stated.isdigit() else 0
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

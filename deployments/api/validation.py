@@ -118,10 +118,9 @@ def invalid_request(
         return InvalidRequestError(message, field=field)
     field = ".".join(location).encode(errors="backslashreplace").decode()
     if not field:
-        is_absent = first["type"] == "missing"
+        fault = "the body is empty; it" if first["type"] == "missing" else "the body"
         return InvalidRequestError(
-            f"the body {'is empty; it' if is_absent else ''} must be a JSON object, sent with the "
-            "header Content-Type: application/json"
+            f"{fault} must be a JSON object, sent with the header Content-Type: application/json"
         )
     if first["type"] == "missing":
         return InvalidRequestError(f"{field} is missing; it is required", field=field)

@@ -18,5 +18,8 @@ def load_tokenizer(name: str) -> Tokenizer:
             f"target {name!r} has no tokenizer that can be loaded: {reason}; put its tokenizer "
             "files beside the weights"
         ) from error
+    # The first call drops the truncation that a file may ask for. Several threads read prompts, and
+    # one that changes the tokenizer while another uses it fails.
+    loaded.encode("")
     tokenizer: Tokenizer = loaded
     return tokenizer

@@ -236,6 +236,14 @@ class TestBytes:
         (start, _) = await raw_post(serving, inbox)
         assert start["status"] == 413
 
+    @pytest.mark.parametrize("length", [b"20001", b"9" * 5000])
+    async def test_a_stated_length_that_is_too_long_is_413(
+        self, length: bytes, serving: LocalServing
+    ) -> None:
+        inbox = [{"type": "http.request", "body": b"{}", "more_body": False}]
+        (start, _) = await raw_post(serving, inbox, [(b"content-length", length)])
+        assert start["status"] == 413
+
     async def test_a_client_that_leaves_before_its_body_has_come_is_forgotten(
         self, serving: LocalServing
     ) -> None:
@@ -253,7 +261,9 @@ class TestBytes:
         assert response.status_code == 200
 
 
-async def raw_post(serving: LocalServing, inbox: list[dict[str, Any]]) -> list[Any]:
+async def raw_post(
+    serving: LocalServing, inbox: list[dict[str, Any]], headers: Any = ()
+) -> list[Any]:
     """What is sent to a client that sends just this; nobody may wait for more."""
     sent: list[Any] = []
 
@@ -263,7 +273,13 @@ async def raw_post(serving: LocalServing, inbox: list[dict[str, Any]]) -> list[A
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": headers,
+    }
     await serving.app()(scope, receive, send)
     assert inbox == []
     return sent

@@ -137,17 +137,17 @@ class TestClients:
                     call(GenerateRequest(text="a", temperature=9))
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
                 assert caught.value.details() == (
-                    "temperature is 9.0: Input should be less than or equal to 2"
+                    "temperature is 9.0: it must be a number from 0 to 2"
                 )
 
     def test_a_prompt_may_be_longer_than_messages_of_grpc_as_a_rule(self, served: Served) -> None:
-        """The proxy passes it on in one; then it is too long for the context."""
+        """The proxy passes it on in one; then it is longer than the app takes."""
         text = "a " * (2**21 + 1)
         with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
             with pytest.raises(grpc.RpcError) as caught:
                 GenerationStub(channel).Generate(GenerateRequest(text=text))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "shorten the prompt" in str(caught.value.details())
+            assert "the option max_request_bytes" in str(caught.value.details())
 
 
 def counters(served: Served) -> dict[str, float]:
