@@ -34,12 +34,23 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
     Raises ConfigError: one sentence that names the option, its value and the fix.
     """
     args = parse_options(values)
-    if not starts_ray():
-        return Preflight(args=args, models=check_models(_plan_options(args), None))
-    args = settle_addresses(args)
-    check_exposure(args)
-    machine = Machine(num_cpus=os.cpu_count() or 1, memory_bytes=get_system_memory())
+    machine = None
+    if starts_ray():
+        args = settle_addresses(args)
+        check_exposure(args)
+        machine = _this_machine()
+    elif _is_on_the_only_node():
+        machine = _this_machine()
     return Preflight(args=args, models=check_models(_plan_options(args), machine))
+
+
+def _this_machine() -> Machine:
+    return Machine(num_cpus=os.cpu_count() or 1, memory_bytes=get_system_memory())
+
+
+def _is_on_the_only_node() -> bool:
+    """Whether Ray runs here and nowhere else, as far as this process knows."""
+    return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1
 
 
 def starts_ray() -> bool:
