@@ -19,6 +19,7 @@ from workers.errors import (
     ModelNotFoundError,
     TandemError,
     UnsupportedModelError,
+    VocabularyMismatchError,
     first_line,
 )
 from workers.model import load_config, max_position_of
@@ -33,7 +34,7 @@ def check_fit(args: PlanArgs, machine: Machine | None) -> Sequence[FoundModel]:
     _check_tokenizer(args.target)
     if args.draft_model is not None:
         _read_config(args.draft_model)
-        check_same_vocabulary(bundled.resolve(args.target), bundled.resolve(args.draft_model))
+        _check_vocabulary(args.target, args.draft_model)
     if machine is None:
         return ()
     node = _node(machine)
@@ -110,6 +111,14 @@ def _check_tokenizer(name: str) -> None:
             f"target {name!r} has no tokenizer that can be loaded: {first_line(error)}; put its "
             "tokenizer files beside the weights"
         ) from error
+
+
+def _check_vocabulary(target: str, draft: str) -> None:
+    try:
+        check_same_vocabulary(bundled.resolve(target), bundled.resolve(draft))
+    except VocabularyMismatchError as error:  # of bundled models it knows the folders
+        message = str(error).replace(bundled.resolve(target), target)
+        raise VocabularyMismatchError(message.replace(bundled.resolve(draft), draft)) from None
 
 
 def _node(machine: Machine) -> NodeKind:

@@ -17,6 +17,8 @@ from deployments.args import AppArgs, parse_options
 from deployments.exposure import check_exposure
 from workers.errors import ConfigError
 
+CONNECT_TIMEOUT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
@@ -34,26 +36,52 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
     Raises ConfigError: one sentence that names the option, its value and the fix.
     """
     args = parse_options(values)
-    if not starts_ray():
-        return Preflight(args=args, models=check_models(_plan_options(args), None))
-    args = settle_addresses(args)
-    check_exposure(args)
-    machine = Machine(num_cpus=os.cpu_count() or 1, memory_bytes=get_system_memory())
+    machine = None
+    if starts_ray():
+        args = settle_addresses(args)
+        check_exposure(args)
+        machine = _this_machine()
+    elif _is_on_the_only_node():
+        machine = _this_machine()
     return Preflight(args=args, models=check_models(_plan_options(args), machine))
+
+
+def _this_machine() -> Machine:
+    return Machine(num_cpus=os.cpu_count() or 1, memory_bytes=get_system_memory())
+
+
+def _is_on_the_only_node() -> bool:
+    """Whether Ray runs here and nowhere else, as far as this process knows."""
+    return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1
 
 
 def starts_ray() -> bool:
     """Whether Ray will be started on this machine, for this app alone, since none is there.
 
-    Raises ConfigError for an address of Ray that is none.
+    Raises ConfigError if RAY_ADDRESS names a Ray that is not there.
     """
     if ray.is_initialized():
         return False
     no_address: Any = None  # which Ray then looks for in RAY_ADDRESS and among what runs here
     try:
-        return canonicalize_bootstrap_address(no_address) is None
+        address = canonicalize_bootstrap_address(no_address)
     except (ValueError, OSError) as error:
         raise ConfigError(f"RAY_ADDRESS is no address of Ray: {error}") from None
+    if address is not None:
+        _check_answers(address)
+    return address is None
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for minutes to reach what is not there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"Ray is said to be at {address}, by RAY_ADDRESS or by a `ray start` on this machine, "
+            f"but does not answer ({error}); start it there, or unset RAY_ADDRESS"
+        ) from None
 
 
 def _plan_options(args: AppArgs) -> dict[str, Any]:

@@ -76,8 +76,17 @@ def test_what_is_wrong_is_said_before_anything_starts(
         check_start({"http_port": "0", "grpc_port": "0", **values})
 
 
-def test_an_address_of_ray_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nonsense", "RAY_ADDRESS is no address of Ray"),
+        ("127.0.0.1:1", "Ray is said to be at .*:1, .* but does not answer"),
+    ],
+)
+def test_a_ray_that_is_not_there_is_not_waited_for(
+    address: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
-    with pytest.raises(ConfigError, match="RAY_ADDRESS is no address of Ray"):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=words):
         check_start({})
