@@ -48,8 +48,8 @@ def ready(args: AppArgs, target: WorkerInfo, start_s: float) -> Iterator[str]:
     body = {"model": args.model_name, "prompt": PROMPT, "max_tokens": 64, "temperature": 0}
     yield f"ready after {start_s:.0f} s"
     yield f"  base URL  {url}{_of_whom(args.http_host)}"
-    yield f"  model     {args.model_name}, up to {target.max_model_len:,} tokens a completion"
-    yield f"  KV cache  {num_tokens:,} tokens in each of {args.num_target_groups} target groups"
+    yield f"  model     {args.model_name}, {target.max_model_len:,} tokens of prompt and completion"
+    yield f"  KV cache  {num_tokens:,} tokens of all requests{_of_each(args)}"
     yield f"  gRPC      {_reachable(args.grpc_host)}:{args.grpc_port}{_of_whom(args.grpc_host)}"
     yield (
         f"  try       curl {url}/completions -H 'Content-Type: application/json' "
@@ -62,6 +62,10 @@ def _reachable(host: str) -> str:
     """A host to connect to, from this machine, for one to listen on."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
+
+
+def _of_each(args: AppArgs) -> str:
+    return "" if str(args.num_target_groups) == "1" else ", in each target group"
 
 
 def _of_whom(host: str) -> str:

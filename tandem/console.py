@@ -21,9 +21,9 @@ NOISE = re.compile(
 class Console:
     """Writes a person's lines to the standard output, errors and workers' lines to the other."""
 
-    def __init__(self, output: TextIO = sys.stdout, errors: TextIO = sys.stderr) -> None:
-        self._output = output
-        self._errors = errors
+    def __init__(self, output: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._errors = errors or sys.stderr
 
     def say(self, line: str) -> None:
         self._write(self._output, line)

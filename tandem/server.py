@@ -9,6 +9,7 @@ import ray
 from ray import serve as ray_serve
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 from ray.exceptions import RayError
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
@@ -98,16 +99,27 @@ class Server:
         if not ray.is_initialized():
             return
         if not self._owns_ray:
-            if self._owns_serve:
-                ray_serve.shutdown()
-            else:
-                ray_serve.delete(APP)
+            self._leave()
         self.is_alive()  # notes the processes
         ray.shutdown()
         if self._owns_ray:
             _, alive = psutil.wait_procs(self._processes, timeout=END_TIMEOUT_S)
             for process in alive:
                 process.kill()
+
+    def _leave(self) -> None:
+        """Have a cluster's Serve take the app down, or itself; it goes on once we have left.
+
+        `serve.shutdown()` would wait for what runs, and then Ray complains that the controller has
+        died.
+        """
+        client = _get_global_client(raise_if_no_controller_running=False)
+        if client is None:
+            return
+        if self._owns_serve:
+            ray.get(client._controller.graceful_shutdown.remote(wait=False))
+        else:
+            ray.get(client._controller.delete_apps.remote([APP]))
 
 
 def _last_line(message: str) -> str:

@@ -24,7 +24,9 @@ def lines(**options: Any) -> str:
 def test_address_model_and_grpc_are_named() -> None:
     said = lines(http_port=8080, grpc_port=9090, served_model_name="mine")
     assert "http://127.0.0.1:8080/v1\n" in said
-    assert "mine, up to 4,096 tokens" in said
+    assert "mine, 4,096 tokens of prompt and completion\n" in said
+    assert "1,600 tokens of all requests\n" in said
+    assert "1,600 tokens of all requests, in each target group\n" in lines(num_target_groups="1:2")
     assert "127.0.0.1:9090\n" in said
 
 

@@ -3,12 +3,13 @@
 import io
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from tandem.__main__ import main
 from tandem.console import Console
-from tandem.serve import serve
+from tandem.serve import _watch, serve
 
 TIMEOUT_S = 120
 
@@ -60,3 +61,34 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("usage: tandem ")
     for name in ("serve", "plan", "chaos", "bench", "demo-train"):
         assert f"\n    {name} " in said
+
+
+class CompilingServer:
+    """Compiles for as many looks as it is told, and lives for a few more."""
+
+    def __init__(self, num_looks: int) -> None:
+        self.num_left = num_looks
+        self.num_lives = num_looks + 3
+
+    def is_compiling(self) -> bool:
+        self.num_left -= 1
+        return self.num_left >= 0
+
+    def is_alive(self) -> bool:
+        self.num_lives -= 1
+        return self.num_lives >= 0
+
+
+@pytest.mark.parametrize(
+    ("num_looks", "words"), [(3, ["compiling kernels", "kernels are compiled"]), (0, [])]
+)
+def test_one_line_says_when_kernels_are_compiled(
+    num_looks: int, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.serve.WATCH_S", 0)
+    said = io.StringIO()
+    server: Any = CompilingServer(num_looks)
+    _watch(server, Console(said))
+    lines = said.getvalue().splitlines()
+    assert len(lines) == len(words)
+    assert all(line.startswith(word) for line, word in zip(lines, words, strict=True))

@@ -59,7 +59,9 @@ def test_a_good_start_is_a_few_lines_that_are_true_and_ends_with_a_signal(
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=END_TIMEOUT_S)
     assert process.returncode == 128 + signal.SIGTERM
-    assert rest == "stopping\n"
+    # a crowded machine may have made Ray complain meanwhile
+    assert rest.splitlines()[-1] == "stopping"
+    assert "infinite retries" not in rest
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert alive == []
 
