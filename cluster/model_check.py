@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from cluster.demo import bundled
-from cluster.model_files import check_is_there
+from cluster.model_files import check_files
 from cluster.plan.config import PlanArgs
 from workers.errors import ConfigError, TandemError
 
@@ -112,7 +112,7 @@ def _answer(question: Question) -> Answer:
         for name in names:
             if question.machine is None and not _is_here(name):
                 return Answer()
-            check_is_there(bundled.resolve(name))
+            check_files(bundled.resolve(name))
         # imported once it is needed: transformers takes seconds
         from cluster.model_fit import check_fit
 

@@ -1,11 +1,12 @@
-"""Whether a model's files are to be had: here, or from Hugging Face. Imports neither torch nor
-transformers, so that a wrong name is answered at once."""
+"""Whether a model's files are to be had, here or from Hugging Face, and are what they should be.
+Imports neither torch nor transformers' models, so that a wrong name is answered at once."""
 
 from pathlib import Path
 
 from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from workers.checkpoint import check_checkpoint, looks_like_path
 from workers.errors import ModelNotFoundError
 
 TIMEOUT_S = 5.0
@@ -13,28 +14,16 @@ CONFIG_NAME = "config.json"
 ADVICE = "give the path of a folder with config.json and weights, or a Hugging Face model id"
 
 
-def check_is_there(name: str) -> None:
-    """Raise ModelNotFoundError unless a model's config.json is in a folder, cached or online.
+def check_files(name: str) -> None:
+    """Check a model's files as far as they are here; raises a ConfigError of `workers.errors`.
 
-    The hub's own client would try for half a minute to reach a server that is not there.
+    Of an id that is not among downloaded models the hub is asked first, once and for seconds: its
+    own client would try for half a minute to reach a server that is not there.
     """
-    folder = Path(name)
-    if folder.is_dir():
-        if not (folder / CONFIG_NAME).is_file():
-            raise ModelNotFoundError(f"model {name!r} is a folder without {CONFIG_NAME}; {ADVICE}")
-    elif folder.is_file():
-        raise ModelNotFoundError(f"model {name!r} is a file, not a folder; {ADVICE}")
-    elif _looks_like_path(name):
-        raise ModelNotFoundError(
-            f"model {name!r}: there is no such folder on this machine; {ADVICE}"
-        )
-    elif not _is_cached(name):
+    is_hub_id = not Path(name).exists() and not looks_like_path(name)
+    if is_hub_id and not _is_cached(name):
         _check_online(name)
-
-
-def _looks_like_path(name: str) -> bool:
-    """Such names are never asked for over the network; see `workers.model.load_config`."""
-    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+    check_checkpoint(name)
 
 
 def _is_cached(name: str) -> bool:

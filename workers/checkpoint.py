@@ -101,7 +101,7 @@ def _find_file(name: str, file: str) -> Path | None:
         return folder / file if (folder / file).is_file() else None
     if folder.is_file():
         raise _explain_file(name, folder)
-    if _looks_like_path(name):
+    if looks_like_path(name):
         raise ModelNotFoundError(
             f"model {name!r}: there is no such folder on this machine; give the path of a folder "
             "with config.json and weights, or a Hugging Face model id"
@@ -131,7 +131,8 @@ def _find_file(name: str, file: str) -> Path | None:
         raise ModelNotFoundError(f"model {name!r} was not found: {first_line(error)}") from error
 
 
-def _looks_like_path(name: str) -> bool:
+def looks_like_path(name: str) -> bool:
+    """Whether a name can only be a path; such names are never asked for over the network."""
     return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 

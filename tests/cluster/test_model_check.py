@@ -12,12 +12,12 @@ from huggingface_hub import constants
 from cluster import model_files
 from cluster.demo import bundled
 from cluster.model_check import Machine, check_models
-from cluster.model_files import check_is_there
+from cluster.model_files import check_files
 from cluster.model_fit import check_fit
 from cluster.plan.config import PlanArgs
 from cluster.topology import GIB
 from tests.tiny_models import save_model
-from workers.errors import ConfigError, ModelNotFoundError, TandemError
+from workers.errors import ConfigError, ModelNotFoundError, TandemError, UnsupportedModelError
 
 MACHINE = Machine(num_cpus=2, memory_bytes=8 * GIB)
 
@@ -42,26 +42,21 @@ def demo_copy(tmp_path: Path) -> Callable[..., str]:
 class TestFiles:
     def test_a_path_that_is_none_is_refused(self) -> None:
         with pytest.raises(ModelNotFoundError, match=r"'/no/such': there is no such folder"):
-            check_is_there("/no/such")
+            check_files("/no/such")
 
-    def test_a_folder_without_config_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelNotFoundError, match=r"is a folder without config\.json"):
-            check_is_there(str(tmp_path))
-
-    def test_a_file_is_refused(self, tmp_path: Path) -> None:
-        path = tmp_path / "model.gguf"
-        path.write_bytes(b"GGUF")
-        with pytest.raises(ModelNotFoundError, match="is a file, not a folder"):
-            check_is_there(str(path))
+    def test_what_its_files_say_is_seen_too(self, tmp_path: Path) -> None:
+        (tmp_path / "model.gguf").write_bytes(b"GGUF")
+        with pytest.raises(UnsupportedModelError, match="holds GGUF files only"):
+            check_files(str(tmp_path))
 
     def test_a_name_that_is_no_id_is_refused(self) -> None:
         with pytest.raises(ModelNotFoundError, match="no Hugging Face model can have this id"):
-            check_is_there("two words")
+            check_files("two words")
 
     def test_offline_only_downloaded_models_are_there(self) -> None:
         """Tests run with HF_HUB_OFFLINE."""
         with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE forbids to download it"):
-            check_is_there("organization/name")
+            check_files("organization/name")
 
     @pytest.mark.parametrize(
         ("status", "words"),
@@ -87,11 +82,11 @@ class TestFiles:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(model_files, "get_session", Session)
         with pytest.raises(ModelNotFoundError, match=words):
-            check_is_there("organization/name")
+            check_files("organization/name")
         assert len(calls) == 1
 
     def test_what_is_there_passes(self) -> None:
-        check_is_there(bundled.resolve(bundled.TARGET_NAME))
+        check_files(bundled.resolve(bundled.TARGET_NAME))
 
 
 class TestFit:
@@ -162,7 +157,7 @@ class TestFit:
 
 
 def test_the_question_is_answered_by_another_process(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is a folder without config\.json"):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
         check_models({"target": str(tmp_path), "drafter": "none"}, MACHINE)
 
 
