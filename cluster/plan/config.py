@@ -32,6 +32,7 @@ OTHER_OPTIONS = frozenset(
     {
         "allow_unauthenticated_cluster",
         "compile",
+        "cors_allow_origins",
         "draft_num_threads",
         "drain_timeout_s",
         "draft_timeout_s",
@@ -41,6 +42,7 @@ OTHER_OPTIONS = frozenset(
         "http_host",
         "http_port",
         "max_num_batched_tokens",
+        "max_request_bytes",
         "max_queued_requests",
         "num_router_replicas",
         "num_speculative_tokens",
