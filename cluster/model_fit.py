@@ -23,7 +23,7 @@ from workers.errors import (
     first_line,
 )
 from workers.model import load_config, max_position_of
-from workers.vocabulary import check_same_vocabulary
+from workers.vocabulary import check_shared_vocabulary
 
 
 def check_fit(args: PlanArgs, machine: Machine | None) -> Sequence[FoundModel]:
@@ -115,7 +115,7 @@ def _check_tokenizer(name: str) -> None:
 
 def _check_vocabulary(target: str, draft: str) -> None:
     try:
-        check_same_vocabulary(bundled.resolve(target), bundled.resolve(draft))
+        check_shared_vocabulary(bundled.resolve(target), bundled.resolve(draft))
     except VocabularyMismatchError as error:  # of bundled models it knows the folders
         message = str(error).replace(bundled.resolve(target), target)
         raise VocabularyMismatchError(message.replace(bundled.resolve(draft), draft)) from None

@@ -90,7 +90,7 @@ class AppArgs(BaseModel):
     """The model that decides every token: a Hugging Face id or a folder. By default the bundled
     demo model."""
     draft: str | None = None
-    """The model that guesses ahead; it must share the target's vocabulary. The bundled target
+    """The model that guesses ahead; its tokens must be those of the target. The bundled target
     comes with its own."""
     drafter: DrafterKind = DrafterKind.MODEL
     """What guesses ahead: `model`, or `none` for plain decoding."""

@@ -25,11 +25,11 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
         from workers.drafters.model import ModelDrafter, load_draft_model
         from workers.paged_model import CacheOptions
-        from workers.vocabulary import check_same_vocabulary
+        from workers.vocabulary import check_shared_vocabulary
 
         assert args.draft_model is not None
         draft_name = bundled.resolve(args.draft_model)
-        check_same_vocabulary(bundled.resolve(args.target), draft_name)
+        check_shared_vocabulary(bundled.resolve(args.target), draft_name)
 
         def make_drafter() -> ModelDrafter:
             model = load_draft_model(draft_name, dtype=args.dtype, device=args.device)

@@ -1,35 +1,56 @@
-"""Whether two models speak the same tokens."""
+"""Whether a draft's tokens mean the same to its target."""
 
 from workers.errors import VocabularyMismatchError
 from workers.model import load_config
 from workers.tokenizer import find_tokenizer
 
+ADVICE = (
+    "Use a draft of the target's family, or drafter=none; drafts with another tokenizer are not "
+    "available yet"
+)
 
-def check_same_vocabulary(target: str, draft: str) -> None:
-    """Raise VocabularyMismatchError unless draft tokens mean the same to the target.
 
-    Embedding sizes alone may differ, as large models of a family pad theirs; tokens must not.
+def check_shared_vocabulary(target: str, draft: str) -> None:
+    """Raise VocabularyMismatchError unless every id that both have is the same token to both.
+
+    Embedding sizes may differ, as large models of a family pad theirs, and one may have tokens that
+    the other lacks, as later models of a family do: the target never takes an id that it does not
+    know, and a drafter runs a stand-in for one (see PagedModel).
     """
+    target_tokens, draft_tokens = _load_vocabulary(target), _load_vocabulary(draft)
+    if target_tokens is None or draft_tokens is None:
+        _check_sizes(target, draft, lacking="target" if target_tokens is None else "draft")
+        return
+    conflict = _find_conflict(target_tokens, draft_tokens)
+    if conflict is not None:
+        raise VocabularyMismatchError(
+            f"target {target!r} and draft {draft!r} have different vocabularies: {conflict}. "
+            f"{ADVICE}"
+        )
+
+
+def _find_conflict(target: dict[str, int], draft: dict[str, int]) -> str | None:
+    """What the two say differently about the lowest such id, given token to id."""
+    target_of = {token_id: token for token, token_id in target.items()}
+    for token, token_id in sorted(draft.items(), key=lambda item: item[1]):
+        known_as = target_of.get(token_id)
+        if known_as is not None and known_as != token:
+            return f"id {token_id} is {known_as!r} to the target and {token!r} to the draft"
+        if target.get(token, token_id) != token_id:
+            return f"{token!r} is id {target[token]} to the target and {token_id} to the draft"
+    return None
+
+
+def _check_sizes(target: str, draft: str, *, lacking: str) -> None:
+    """Without both tokenizers, embeddings of one size are all that can be asked for."""
     target_size = load_config(target).get_text_config().vocab_size
     draft_size = load_config(draft).get_text_config().vocab_size
-    target_vocabulary, draft_vocabulary = _load_vocabulary(target), _load_vocabulary(draft)
-    if target_vocabulary is None or draft_vocabulary is None:
-        if target_size == draft_size:
-            return
-    elif target_vocabulary == draft_vocabulary:
-        return
-    else:
-        target_size, draft_size = len(target_vocabulary), len(draft_vocabulary)
-    difference = (
-        f"{target_size} and {draft_size} tokens"
-        if target_size != draft_size
-        else f"{target_size} tokens each, but not the same ones"
-    )
-    raise VocabularyMismatchError(
-        f"target {target!r} and draft {draft!r} have different vocabularies: {difference}. Use a "
-        "draft of the target's family, or drafter=none; drafts with another tokenizer are not "
-        "available yet"
-    )
+    if target_size != draft_size:
+        raise VocabularyMismatchError(
+            f"target {target!r} and draft {draft!r} have embeddings of {target_size} and "
+            f"{draft_size} tokens, and the {lacking} has no tokenizer that would tell whether they "
+            f"mean the same; put its tokenizer files beside its weights. {ADVICE}"
+        )
 
 
 def _load_vocabulary(name: str) -> dict[str, int] | None:

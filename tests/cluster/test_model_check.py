@@ -126,7 +126,7 @@ class TestFit:
 
     def test_other_vocabularies(self, tmp_path: Path) -> None:
         draft = save_model(tmp_path / "draft")
-        with pytest.raises(ConfigError, match=r"^target 'tandem-demo' and .* different vocab"):
+        with pytest.raises(ConfigError, match=r"^target 'tandem-demo' and .* no tokenizer that"):
             check_fit(PlanArgs(draft=draft), MACHINE)
 
     def test_a_target_without_tokenizer(self, tmp_path: Path) -> None:
