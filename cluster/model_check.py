@@ -42,9 +42,9 @@ class FoundModel(BaseModel):
     name: str
     dtype: str
     weight_bytes: int
-    """Of each rank."""
+    """Bytes of the weights that each rank holds."""
     cache_bytes: int
-    """Of each rank, at most: what is free when it starts decides."""
+    """Bytes of each rank's KV cache, at most: what is free when it starts decides."""
     num_cache_tokens: int
     """Tokens of all sequences that the cache holds."""
     max_model_len: int

@@ -38,5 +38,5 @@ def target_cache(args: AppArgs) -> CacheOptions:
 
 
 def num_target_threads(args: AppArgs) -> int:
-    """Of each rank: by default the ranks share the cores that this process may use."""
+    """CPU threads of each rank: by default the ranks share the cores of this process."""
     return args.target_num_threads or max(1, usable_cores() // args.tensor_parallel_size)

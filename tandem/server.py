@@ -37,7 +37,7 @@ class Server:
         self._owns_ray = starts_ray()
         self._owns_serve = True
         self._processes: set[psutil.Process] = set()
-        """Of our Ray, whoever started them there."""
+        """Processes that belong to our Ray, whoever started them there."""
         self.start_s = 0.0
         """How long the start took."""
         self.target: WorkerInfo | None = None

@@ -30,7 +30,7 @@ class Outage:
         self._began_s, self._ended_s = now_s, None
 
     def answered(self, *, sent_s: float, now_s: float) -> None:
-        """Of a request: there is a proxy if it was sent after the last one's death."""
+        """A request was answered: there is a proxy if it was sent after the last one's death."""
         is_after = self._began_s is not None and sent_s > self._began_s
         if is_after and self._ended_s is None and not self._is_striking:
             self._ended_s = now_s

@@ -70,7 +70,7 @@ class ChaosOptions:
     proxy_s: float = 300.0
     """How long after a proxy's death requests are sent again that found none."""
     seed: int = 0
-    """Of what befalls whom when."""
+    """The same seed draws the same events, in the same order."""
 
 
 async def run_chaos(

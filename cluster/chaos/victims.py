@@ -23,7 +23,7 @@ DEPLOYMENTS = {"drafter": "DraftPool", "target": "TargetGroup"}
 
 
 class Victims:
-    """Of an app whose processes run on this machine."""
+    """Finds and strikes the processes of an app that runs on this machine."""
 
     def __init__(self, app_name: str) -> None:
         self._handles: Mapping[str, Any] = {

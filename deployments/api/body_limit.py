@@ -13,7 +13,7 @@ MAX_DRAINED = 16
 """Bodies of the greatest length that are read and dropped of one that is too long."""
 DRAIN_TIMEOUT_S = 5.0
 MAX_DIGITS = 18
-"""Of a stated length that are looked at: more than any limit has."""
+"""Digits of a stated length that are looked at: more than any limit has."""
 
 
 class BodyLimit:

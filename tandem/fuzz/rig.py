@@ -66,7 +66,7 @@ class Outcome:
 
     status: int
     texts: tuple[tuple[str, str | None], ...] = ()
-    """Of each choice, with its finish reason."""
+    """The text of each choice, with its finish reason."""
     usage: tuple[int, int] = (0, 0)
     """Tokens of prompts and of completions."""
     num_accepted: int = 0
@@ -237,7 +237,7 @@ async def open_rig(subject: Subject) -> AsyncIterator[Rig]:
 
 
 def _outcome(events: Sequence[Body]) -> Outcome:
-    """Of a whole completion, or of the events of a stream."""
+    """The outcome that a whole completion tells, or the events of a stream."""
     texts: dict[int, tuple[str, str | None]] = {}
     usage: Body = {}
     for event in events:

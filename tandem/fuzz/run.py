@@ -29,7 +29,7 @@ class Finding:
 
     reason: str
     cases: tuple[Body, ...]
-    """Those that do it: one, where one is enough, and none where innocent requests are."""
+    """Requests that bring the fault about: one where one is enough, none if it needs no case."""
     gamma: int | str
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Finding:
 class FuzzReport:
     num_cases: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
-    """Of all requests, innocent ones left out."""
+    """How many requests ended with each HTTP status, innocent ones left out."""
     num_accepted: int = 0
     """Drafts that stand in texts: without any the drafts would have been of no use."""
     findings: list[Finding] = field(default_factory=list)
