@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from deployments.linger import Linger
-from workers.errors import WorkerFailedError
+from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         by way of a future, so that the answer leaves at once. Who gives a call up has to `release`.
         """
         if (failure := self.failure) is not None:
-            answer(WorkerFailedError(f"the worker has failed: {failure}"))
+            answer(self._loss(failure))
             return
         has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
         before = self._heard if has_waited else self.work
@@ -235,10 +235,15 @@ class StepLoop(Generic[RequestT, ResultT]):
                 self._worker.rest()
         except Exception as error:
             logger.exception("the worker has failed")
-            self._refuse_all(WorkerFailedError(f"the worker has failed: {error}"))
+            self._refuse_all(self._loss(error))
             if self._on_failure is not None:
                 self._on_failure(f"a step has failed: {error}")
             raise
+
+    def _loss(self, failure: BaseException) -> WorkerLostError:
+        """What callers are told; a step of a group also fails when another rank is lost."""
+        kind = WorkerLostError if self._worker.is_in_group else WorkerFailedError
+        return kind(f"the worker has failed: {failure}")
 
     def _turn(self) -> bool:
         """Hand over what has arrived and run a step; whether another may follow at once."""

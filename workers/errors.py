@@ -15,6 +15,7 @@ TandemError
   TargetUnavailableError      no target group answered within the recovery time
   GenerationFailedError       one sequence cannot go on; the others of its batch do
   WorkerLostError             a call to a worker brought no answer; never leaves the router
+    WorkerTimeoutError        no answer came in time
     WorkerFailedError         a step failed by what it ran, or a call by what it carried
   KVCacheExhaustedError       no free block; never leaves a worker, which preempts instead
 
@@ -87,6 +88,10 @@ class GenerationFailedError(TandemError):
 
 class WorkerLostError(TandemError):
     pass
+
+
+class WorkerTimeoutError(WorkerLostError):
+    """No answer came in time; the call may not even have reached a worker."""
 
 
 class WorkerFailedError(WorkerLostError):

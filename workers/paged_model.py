@@ -84,6 +84,11 @@ class PagedModel:
         return self.model.text_warnings + self._forward.warnings
 
     @property
+    def is_in_group(self) -> bool:
+        """Whether other ranks run each step too."""
+        return self._ranks is not None
+
+    @property
     def info(self) -> WorkerInfo:
         return WorkerInfo(
             model=self.model.name,

@@ -64,6 +64,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """The result of a request that was not served."""
 
     @property
+    def is_in_group(self) -> bool:
+        """Whether other ranks take part in its steps."""
+        return self._paged.is_in_group
+
+    @property
     def info(self) -> WorkerInfo:
         return self._paged.info
 

@@ -14,6 +14,7 @@ from workers.errors import (
     TargetUnavailableError,
     WorkerFailedError,
     WorkerLostError,
+    WorkerTimeoutError,
 )
 
 logger = logging.getLogger(__name__)
@@ -55,9 +56,12 @@ class Live:
     def lose_target(self, error: Exception) -> None:
         """A round brought no answer: its cache is lost, and the sequence fails if it is to blame.
 
-        Anything but a lost worker is a call that failed by what it carried.
+        Silence blames nobody: the call may have waited for a worker to start. Anything but a lost
+        worker is a call that failed by what it carried.
         """
         self.sequence.target.forget()
+        if isinstance(error, WorkerTimeoutError):
+            return
         is_by_step = isinstance(error, WorkerFailedError) or not isinstance(error, WorkerLostError)
         if self.suspicion.add(is_by_step=is_by_step) and not self.sequence.is_done:
             logger.error("%s is not tried again: %s", self.sequence.seq_id, error)

@@ -10,7 +10,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.transport.messages import StreamAddress
-from workers.errors import WorkerFailedError, WorkerLostError
+from workers.errors import WorkerFailedError, WorkerLostError, WorkerTimeoutError
 from workers.types import Reply
 
 RELEASE_TIMEOUT_S = 30.0
@@ -76,14 +76,20 @@ class HandleClient(Generic[RequestT, ResultT]):
             raise
         except TimeoutError:
             response.cancel()
-            raise WorkerLostError(f"{method} brought no answer in {timeout_s:g} s") from None
+            raise WorkerTimeoutError(f"{method} brought no answer in {timeout_s:g} s") from None
         except (RayError, RayServeException, OSError) as error:
             if isinstance(error, RayTaskError):  # the replica's own exception, if by actor call
-                raise WorkerFailedError(f"{method} failed: {error.cause}") from error
+                raise _own_error(method, error.cause) from error
             raise WorkerLostError(f"{method} failed: {error}") from error
         except Exception as error:  # the replica's own exception, if by Serve's gRPC
-            raise WorkerFailedError(f"{method} failed: {error}") from error
+            raise _own_error(method, error) from error
 
     def _bind(self, session_id: str, method: str) -> Any:
         """The bound remote method; `options` is not cheap, so it is kept per replica."""
         return self._handle.options(session_id=session_id, method_name=method)
+
+
+def _own_error(method: str, error: Exception) -> WorkerLostError:
+    """What a replica's own exception means: its step or the call failed, unless it says less."""
+    is_lost = isinstance(error, WorkerLostError) and not isinstance(error, WorkerFailedError)
+    return (WorkerLostError if is_lost else WorkerFailedError)(f"{method} failed: {error}")

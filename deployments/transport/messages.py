@@ -62,6 +62,8 @@ class Answer(Generic[ResultT]):
     call_id: int
     reply: Reply[ResultT] | None = None
     error: str = ""
+    is_lost: bool = False
+    """Whether the worker ends by no fault of what it was sent, as far as it knows."""
 
 
 class Codec(Generic[RequestT, ResultT]):

@@ -17,7 +17,7 @@ from deployments.transport.messages import (
     frame,
 )
 from deployments.transport.worker_client import WorkerClient
-from workers.errors import WorkerFailedError, WorkerLostError
+from workers.errors import WorkerFailedError, WorkerLostError, WorkerTimeoutError
 from workers.types import Reply, WorkRequest, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,10 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         answer: asyncio.Future[Reply[ResultT]] = events.create_future()
         self._waiting[call_id] = answer
         deadline = events.call_later(
-            timeout_s, _lose, answer, f"a worker brought no answer in {timeout_s:g} s"
+            timeout_s,
+            _lose,
+            answer,
+            WorkerTimeoutError(f"a worker brought no answer in {timeout_s:g} s"),
         )
         try:
             return await answer
@@ -106,26 +109,29 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
             self._fail(call_id, f"an answer cannot be read: {error}")
             return
         if answer.reply is None:
-            self._fail(answer.call_id, answer.error)
+            kind = WorkerLostError if answer.is_lost else WorkerFailedError
+            self._fail(answer.call_id, answer.error, kind)
         elif (waiting := self._waiting.pop(answer.call_id, None)) and not waiting.done():
             waiting.set_result(answer.reply)
 
-    def _fail(self, call_id: int, reason: str) -> None:
+    def _fail(
+        self, call_id: int, reason: str, kind: type[WorkerLostError] = WorkerFailedError
+    ) -> None:
         """End one call; the stream and its other calls go on."""
         waiting = self._waiting.pop(call_id, None)
         if waiting is not None and not waiting.done():
-            waiting.set_exception(WorkerFailedError(f"a worker failed: {reason}"))
+            waiting.set_exception(kind(f"a worker failed: {reason}"))
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = self._error or error or "the connection ended"
         for waiting in self._waiting.values():
-            _lose(waiting, f"a worker is lost: {reason}")
+            _lose(waiting, WorkerLostError(f"a worker is lost: {reason}"))
         self._waiting.clear()
 
 
-def _lose(waiting: asyncio.Future[Any], reason: str) -> None:
+def _lose(waiting: asyncio.Future[Any], error: WorkerLostError) -> None:
     if not waiting.done():
-        waiting.set_exception(WorkerLostError(reason))
+        waiting.set_exception(error)
 
 
 class AddressedClient(WorkerClient[AskedT, ResultT], Protocol[AskedT, ResultT]):

@@ -16,6 +16,7 @@ from deployments.transport.messages import (
     StreamAddress,
     call_id_of,
 )
+from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -141,5 +142,9 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
             return self._server.codec.encode_answer(Answer(call_id=call_id, reply=outcome))
         # the router's loop decides what becomes of it
         logger.warning("a call failed: %s", outcome)
+        is_lost = isinstance(outcome, WorkerLostError) and not isinstance(
+            outcome, WorkerFailedError
+        )
         reason = f"{type(outcome).__name__}: {outcome}"
-        return self._server.codec.encode_answer(Answer(call_id=call_id, error=reason))
+        answer: Answer[ResultT] = Answer(call_id=call_id, error=reason, is_lost=is_lost)
+        return self._server.codec.encode_answer(answer)

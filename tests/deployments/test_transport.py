@@ -516,6 +516,12 @@ class TestHandles:
             await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
         assert not isinstance(lost.value, WorkerFailedError)
 
+    async def test_a_replica_that_ends_by_no_fault_of_a_call_says_so(self) -> None:
+        _, client = self.client(WorkerLostError("another rank is lost"))
+        with pytest.raises(WorkerLostError, match="another rank") as lost:
+            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
+        assert not isinstance(lost.value, WorkerFailedError)
+
     async def test_handles_of_replicas_that_have_gone_are_let_go(self) -> None:
         handle, client = self.client(ActorDiedError())
         for number in range(2 * MAX_PINNED):

@@ -28,7 +28,7 @@ class Worker:
 
     num_tokens_run = num_sequences = num_used_blocks = num_waiting = 0
     num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
-    has_only_prefills = False
+    has_only_prefills = is_in_group = False
     warnings = ()
 
     def __init__(self) -> None:
@@ -245,6 +245,19 @@ async def test_a_worker_that_fails_tells_all_its_callers(replica: Replica, verif
         replica.check_health()
     await until(lambda: replica.ended_by is not None)
     assert replica.ended_by == "a step has failed: out of memory"
+
+
+async def test_a_group_that_fails_blames_nobody(replica: Replica, verify: Verify) -> None:
+    """Its steps fail too when another of its ranks is lost."""
+    replica.worker.is_in_group = True
+    waiting = await start(verify(make_request("waiting")))
+    await until(lambda: replica.worker.steps == [["waiting"]])
+    replica.worker.error = RuntimeError("connection closed by peer")
+    replica.worker.let(1)
+    with pytest.raises(WorkerLostError, match="connection closed by peer") as lost:
+        await waiting
+    assert not isinstance(lost.value, WorkerFailedError)
+    await until(lambda: replica.ended_by is not None)
 
 
 async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
