@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import psutil
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -97,10 +98,12 @@ def _call(method: Any) -> Any:
 
 def _proxies() -> Sequence[int]:
     alive: Any = [("class_name", "=", "ProxyActor"), ("state", "=", "ALIVE")]
+    own = ray.get_runtime_context().gcs_address  # others may run a Ray of theirs on this machine
     try:
-        return [actor.pid for actor in list_actors(filters=alive, timeout=10) if actor.pid]
+        actors = list_actors(address=own, filters=alive, timeout=10)
     except RayStateApiException:
         return ()
+    return [actor.pid for actor in actors if actor.pid]
 
 
 def _is_stopped(pid: int) -> bool:
