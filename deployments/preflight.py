@@ -128,10 +128,9 @@ def _check_address(name: str, host: str, port: int) -> int:
 def _why_not(name: str, host: str, port: int, error: OSError) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            another = port % 65535 + 1
             return (
                 f"{name}_port is {port}, but another program listens there; end it, or choose "
-                f"another port, like {name}_port={another}"
+                f"another port; {name}_port=0 takes any that is free"
             )
         case errno.EADDRNOTAVAIL:
             return (

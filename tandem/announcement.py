@@ -26,7 +26,7 @@ def before_start(checked: Preflight) -> Iterator[str]:
         yield "drafts: none (drafter=none), so every token is decoded plainly"
     if args.target == bundled.TARGET_NAME:
         yield "the demo pair is a toy that has read nothing but Python: its text is no measure"
-    yield "starting; the first time on a machine takes a minute, as operators are compiled"
+    yield "starting; the first time on a machine takes a minute or more, as operators are compiled"
 
 
 def _described(model: FoundModel) -> str:

@@ -99,7 +99,7 @@ class TestPoison:
             assert (loop.num_live, observer.num_live) == (0, 0)
 
     async def test_who_stands_beside_others_losses_is_not_given_up(self, models: Models) -> None:
-        """Every twentieth call ends a worker, whatever it carries; between them there is progress."""
+        """Every twentieth call ends a worker, whatever it carries, with progress in between."""
         expected = await plain_tokens(models, range(6))
         async with running_loop(models, num_targets=2) as (loop, targets, _):
 
