@@ -17,6 +17,9 @@ from workers.errors import (
     TargetUnavailableError,
 )
 
+MAX_TOLD_LEN = 1000
+"""Characters of a message, beyond which a client's own words would come back to it in full."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpError:
@@ -69,12 +72,22 @@ def error_body(error: TandemError) -> ErrorBody:
     entry = http_error(error)
     return ErrorBody(
         error=ErrorDetail(
-            message=str(error),
+            message=told(str(error)),
             type=entry.type,
-            param=error.field if isinstance(error, InvalidRequestError) else None,
+            param=_param(error),
             code=entry.code,
         )
     )
+
+
+def told(text: str) -> str:
+    """A text as clients are told it: what it repeats of their request is bounded."""
+    return text if len(text) <= MAX_TOLD_LEN else f"{text[:MAX_TOLD_LEN]}..."
+
+
+def _param(error: TandemError) -> str | None:
+    field = error.field if isinstance(error, InvalidRequestError) else None
+    return None if field is None else told(field)
 
 
 def error_response(error: TandemError) -> JSONResponse:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 
 from deployments.api import tandem_pb2
-from deployments.api.errors import grpc_code, internal_error
+from deployments.api.errors import grpc_code, internal_error, told
 from deployments.api.openai import CompletionRequest
 from deployments.api.validation import parse
 from deployments.router.service import Generation, GenerationService
@@ -136,5 +136,5 @@ def _set_status(context: StatusContext, error: Exception) -> TandemError:
         logger.exception("a request failed", exc_info=error)
         error = internal_error()
     context.set_code(grpc_code(error))
-    context.set_details(str(error))
+    context.set_details(told(str(error)))
     return error

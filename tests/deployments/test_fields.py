@@ -257,3 +257,12 @@ async def test_what_clients_send_is_served(client: httpx.AsyncClient) -> None:
         use_beam_search=False,
         stream_options=None,
     )
+
+
+@pytest.mark.parametrize("fields", [{"model": "m" * 20_000}, {"f" * 20_000: 1}])
+async def test_a_refusal_repeats_little_of_what_was_sent(
+    fields: dict[str, Any], client: httpx.AsyncClient
+) -> None:
+    response = await client.post("/v1/completions", json=body(**fields))
+    assert response.status_code in (400, 404)
+    assert len(response.content) < 5_000
