@@ -259,10 +259,10 @@ async def test_what_clients_send_is_served(client: httpx.AsyncClient) -> None:
     )
 
 
-@pytest.mark.parametrize("fields", [{"model": "m" * 20_000}, {"f" * 20_000: 1}])
+@pytest.mark.parametrize("fields", [{"model": "m" * 6_000}, {"f" * 6_000: 1}])
 async def test_a_refusal_repeats_little_of_what_was_sent(
     fields: dict[str, Any], client: httpx.AsyncClient
 ) -> None:
     response = await client.post("/v1/completions", json=body(**fields))
     assert response.status_code in (400, 404)
-    assert len(response.content) < 5_000
+    assert len(response.content) < 3_000
