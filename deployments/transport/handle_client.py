@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -77,6 +77,8 @@ class HandleClient(Generic[RequestT, ResultT]):
         except TimeoutError:
             response.cancel()
             raise WorkerTimeoutError(f"{method} brought no answer in {timeout_s:g} s") from None
+        except ActorUnavailableError as error:  # perhaps a replica that was dead before
+            raise WorkerTimeoutError(f"{method} reached no replica: {error}") from error
         except (RayError, RayServeException, OSError) as error:
             if isinstance(error, RayTaskError):  # the replica's own exception, if by actor call
                 raise _own_error(method, error.cause) from error

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from deployments.transport import stream_server
@@ -25,7 +25,12 @@ from deployments.transport.messages import (
 )
 from deployments.transport.stream_client import StreamClient
 from deployments.transport.stream_server import StreamServer
-from workers.errors import ContextLengthError, WorkerFailedError, WorkerLostError
+from workers.errors import (
+    ContextLengthError,
+    WorkerFailedError,
+    WorkerLostError,
+    WorkerTimeoutError,
+)
 from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
 
 Server = StreamServer[VerifyRequest, VerifyResult]
@@ -515,6 +520,11 @@ class TestHandles:
         with pytest.raises(WorkerLostError) as lost:
             await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
         assert not isinstance(lost.value, WorkerFailedError)
+
+    async def test_a_replica_that_is_not_reached_tells_nothing_of_the_call(self) -> None:
+        _, client = self.client(ActorUnavailableError("unavailable", None))
+        with pytest.raises(WorkerTimeoutError, match="reached no replica"):
+            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
 
     async def test_a_replica_that_ends_by_no_fault_of_a_call_says_so(self) -> None:
         _, client = self.client(WorkerLostError("another rank is lost"))
