@@ -15,7 +15,7 @@ TandemError
   TargetUnavailableError      no target group answered within the recovery time
   GenerationFailedError       one sequence cannot go on; the others of its batch do
   WorkerLostError             a call to a worker brought no answer; never leaves the router
-    WorkerTimeoutError        no answer came in time
+    WorkerTimeoutError        no answer in time, or no worker was reached
     WorkerFailedError         a step failed by what it ran, or a call by what it carried
   KVCacheExhaustedError       no free block; never leaves a worker, which preempts instead
 
@@ -91,7 +91,7 @@ class WorkerLostError(TandemError):
 
 
 class WorkerTimeoutError(WorkerLostError):
-    """No answer came in time; the call may not even have reached a worker."""
+    """No answer came in time, or no worker was reached: nothing is known of what became of it."""
 
 
 class WorkerFailedError(WorkerLostError):

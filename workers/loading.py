@@ -119,7 +119,7 @@ def _kind(name: str, config: PreTrainedConfig) -> str:
 
 
 def _rope_types(parameters: Any) -> Iterable[str]:
-    """Of all layers, or of each type of layers."""
+    """Yield the rope type of all layers, or that of each type of layers."""
     if not isinstance(parameters, dict):
         return
     if "rope_type" in parameters:

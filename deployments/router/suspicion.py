@@ -5,13 +5,15 @@ is suspected, until it makes progress elsewhere. A worker whose step has failed 
 the blame is within that step. Sequences that are suspected enough go on one at a time, so that a
 worker that ends then has ended by that one sequence, which fails instead of moving to another.
 
-So a sequence that makes steps fail costs two workers, one that ends them without a word (a signal,
-the machine) at most three, and one that only stood beside others' misfortune is never given up.
+So a sequence that makes steps fail costs two workers (three groups of ranks, whose steps fail too
+when a rank is lost), and one that ends them without a word (a signal, the machine) three at most.
+One that only stood beside others' misfortune is given up if it loses that many in a row.
 """
 
 from dataclasses import dataclass
 
 ENOUGH = 2
+"""The weight from which a sequence runs by itself: one failed step, or two silent losses."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,7 +24,7 @@ class Suspicion:
 
     @property
     def is_enough(self) -> bool:
-        """Whether it may be run by itself only."""
+        """Whether the sequence may be run by itself only."""
         return self.weight >= ENOUGH
 
     def add(self, *, is_by_step: bool) -> bool:

@@ -110,7 +110,7 @@ async def client_of(serving: LocalServing, **options: Any) -> AsyncIterator[http
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """Of a request for a completion of 12 tokens."""
+    """The body of a request for a completion of 12 tokens."""
     return {
         "model": "tiny",
         "prompt": "Hello",

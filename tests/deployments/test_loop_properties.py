@@ -61,7 +61,7 @@ class World:
     """By replica and sequence: how many tokens are cached there."""
     num_started: int = 0
     num_losses: dict[str, int] = field(default_factory=dict)
-    """Of each sequence since it last made progress."""
+    """How many workers each sequence has lost since it last made progress."""
     most_losses: dict[str, int] = field(default_factory=dict)
     num_poisoned: int = 0
 
