@@ -76,6 +76,19 @@ SUPPORTED = {
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 # Served too, with parts that others lack.
 RARE = {
+    "mpt": (
+        "MptConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "d_model": 48,
+            "n_heads": 6,  # no power of two, of which slopes are made in another way
+            "n_layers": 3,
+            "max_seq_len": MAX_POSITION,
+            "attn_config": {"clip_qkv": 2.0},
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
     "hunyuan_v1_moe": ("HunYuanMoEV1Config", {**_COMMON, **_EXPERTS, "head_dim": 8}),
     "qwen2_moe": (
         "Qwen2MoeConfig",
@@ -116,10 +129,6 @@ UNSUPPORTED = {
     ),
     "doge": ("DogeConfig", {**_COMMON, "head_dim": 8}),
     "diffllama": ("DiffLlamaConfig", {**_COMMON, "head_dim": 8}),
-    "mpt": (
-        "MptConfig",
-        {"vocab_size": VOCAB_SIZE, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
-    ),
     "qwen3_next": ("Qwen3NextConfig", _COMMON),
     "rwkv": (
         "RwkvConfig",

@@ -22,6 +22,10 @@ from workers.errors import (
     UnsupportedModelError,
     first_line,
 )
+from workers.mpt import PagedMpt
+
+REWRITTEN: dict[str, type[PreTrainedModel]] = {"mpt": PagedMpt}
+"""Models whose own code calls no attention function, by type: our forward over the same weights."""
 
 
 def load_weights(
@@ -47,7 +51,7 @@ def load_weights(
     attention.register()
     try:
         # typed as the model alone, but a pair when the loading info is asked for
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = REWRITTEN.get(config.model_type, AutoModelForCausalLM).from_pretrained(
             name,
             config=config,
             dtype=dtype,
@@ -63,6 +67,30 @@ def load_weights(
     if not isinstance(module, PreTrainedModel):
         raise UnsupportedModelError(f"model {name!r} is not a transformers model")
     _check_keys(_kind(name, config), module, loading)
+    return module
+
+
+def build_without_weights(
+    name: str, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model as `load_weights` loads it, on the meta device; raises UnsupportedModelError."""
+    check_class(name, config)
+    attention.register()
+    arguments: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": attention.ATTENTION_NAME,
+    }
+    try:
+        with torch.device("meta"):
+            if config.model_type in REWRITTEN:
+                module: Any = REWRITTEN[config.model_type]._from_config(**arguments)
+            else:
+                module = AutoModelForCausalLM.from_config(**arguments)
+    except Exception as error:  # each architecture fails in its own way
+        raise explain(name, config, error) from error
+    assert isinstance(module, PreTrainedModel)
+    module.train(mode=False)
     return module
 
 

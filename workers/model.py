@@ -222,6 +222,8 @@ def load_config(name: str) -> PreTrainedConfig:
 def max_position_of(name: str, config: PreTrainedConfig) -> int:
     text_config = config.get_text_config()
     max_position = getattr(text_config, "max_position_embeddings", None)
+    if text_config.model_type == "mpt":  # the one that serves and has another name for it
+        max_position = text_config.max_seq_len
     if max_position is None:
         raise UnsupportedModelError(
             f"model {name!r} ({text_config.model_type}) does not say how long its context is "

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from cluster.demo import bundled
 from cluster.placement import check_tensor_parallel
-from workers import attention
 from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.errors import UnsupportedModelError, first_line
-from workers.loading import check_class, explain
+from workers.loading import build_without_weights
 from workers.model import load_config, max_position_of
 from workers.observation import observe_layers
 from workers.precision import chosen_dtype, own_dtype
@@ -76,7 +75,7 @@ def size_model(
     config = load_config(bundled.resolve(name))
     check_tensor_parallel(name, config, tp_size)
     torch_dtype, remarks = _choose_dtype(name, config, dtype, on_gpu=on_gpu)
-    module = _build_without_weights(name, config, torch_dtype)
+    module = build_without_weights(name, config, torch_dtype)
     if tp_size > 1:
         _cut_to_rank(name, module, tp_size)
     try:
@@ -128,23 +127,6 @@ def _choose_dtype(
             "they stay quantized"
         )
     return chosen, tuple(remarks)
-
-
-def _build_without_weights(
-    name: str, config: PreTrainedConfig, dtype: torch.dtype
-) -> PreTrainedModel:
-    check_class(name, config)
-    attention.register()
-    try:
-        with torch.device("meta"):
-            module: Any = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention.ATTENTION_NAME
-            )
-    except Exception as error:  # each architecture fails in its own way
-        raise explain(name, config, error) from error
-    assert isinstance(module, PreTrainedModel)
-    module.train(mode=False)
-    return module
 
 
 def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:

@@ -75,7 +75,7 @@ LAPTOP = {"name": "laptop", "num_cpus": 4, "memory_gib": 8}
 # Sizes
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
+@pytest.mark.parametrize("family", [*SUPPORTED, "mpt"])
 def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     model = load_model(save_model(tmp_path, family), dtype="bfloat16", device="cpu")
     for weights in tmp_path.glob("*.safetensors"):

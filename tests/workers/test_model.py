@@ -63,7 +63,7 @@ def paged_logits(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mpt"])
 def test_logits_are_the_same_in_any_batch(
     family: str, dtype: torch.dtype, tiny_model: Callable[..., Model]
 ) -> None:

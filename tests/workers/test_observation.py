@@ -23,7 +23,6 @@ REFUSED = {
         {"attn_temperature_tuning": True},
         "scales queries by how many tokens its own cache",
     ),
-    "mpt": ({}, "takes 0 of its 2 layers through transformers' attention interface"),
     "rwkv": ({}, "takes 0 of its 2 layers through transformers' attention interface"),
     "falcon": ({}, "attention classes of its own"),
     "bert": ({}, "in both directions"),
