@@ -30,7 +30,7 @@ LOW_PART = 256
 class PagedMpt(MptForCausalLM):
     """MptForCausalLM with the same weights, over the paged cache."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor,
         *,
