@@ -42,11 +42,11 @@ format: install
 	$(VENV)/bin/ruff check --fix .
 
 bench: install
-	$(VENV)/bin/python -m cluster bench $(ARGS)
+	$(VENV)/bin/tandem bench $(ARGS)
 
 # The round loop under random faults, and requests at the edge of the schema.
 fuzz: install
-	$(PYTEST) --quiet --cases $(CASES) tests/deployments/test_loop_properties.py
+	$(PYTEST) --quiet --cases $(CASES) tests/deployments/router/test_loop_properties.py
 	$(VENV)/bin/tandem fuzz --cases $(CASES)
 
 proto: install

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from cluster.demo import bundled
+from cluster import bundled
 from cluster.model_files import check_files
 from cluster.plan.config import PlanArgs
 from workers.errors import ConfigError, TandemError

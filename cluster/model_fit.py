@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from cluster.demo import bundled
+from cluster import bundled
 from cluster.model_check import FoundModel, Machine
 from cluster.placement import check_tensor_parallel
 from cluster.plan.config import NodeKind, PlanArgs, PlanConfig

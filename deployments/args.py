@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from cluster.demo import bundled
+from cluster import bundled
 from deployments.option_errors import option_sentence
 from workers.errors import ConfigError
 

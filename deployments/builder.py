@@ -11,11 +11,11 @@ from deployments.api.grpc_address import HostedGrpcOptions
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.api.http_proxy import MIDDLEWARES_FUNCTION
 from deployments.args import AppArgs
-from deployments.draft_pool import DraftPool
 from deployments.exposure import check_exposure
 from deployments.preflight import starts_ray
+from deployments.replicas.draft_pool import DraftPool
+from deployments.replicas.target_group import TargetGroup
 from deployments.router.deployment import Router
-from deployments.target_group import TargetGroup
 
 SERVE_ENVIRONMENT = {
     # a streamed token takes proxy and router half the time that it does by actor calls

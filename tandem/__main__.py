@@ -7,7 +7,7 @@ OTHERS = {
     "serve": "serve a model on this machine; `tandem serve --help` lists the options",
     "fuzz": "try extreme but legal requests: exact with drafts, and nobody else harmed",
 }
-"""Commands beside those of `python -m cluster`, and what they do."""
+"""Commands beside those of `tandem.commands`, and what they do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tandem.fuzz.cli import main as run_fuzz
 
         return run_fuzz(words[1:])
-    from cluster.__main__ import main as run_command
+    from tandem.commands import run_command
 
-    return run_command(words, program="tandem", others=OTHERS)
+    return run_command(words, others=OTHERS)
 
 
 if __name__ == "__main__":

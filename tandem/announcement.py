@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from cluster.demo import bundled
+from cluster import bundled
 from cluster.model_check import FoundModel
 from cluster.plan.text import size
 from deployments.args import AppArgs, DrafterKind

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from deployments.replicas.step_loop import StepLoop
 from deployments.router.round import RoundRecord
-from deployments.step_loop import StepLoop
 from workers.errors import WorkerLostError
 from workers.step_worker import StepWorker
 from workers.types import ProposeRequest, ProposeResult, Reply

@@ -12,15 +12,15 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from workers import attention
 from workers.attention import AttentionBatch, Chunk, LayerCache, LayerSpec
 from workers.checkpoint import check_checkpoint, read_config
-from workers.cpu_kernel import CpuKernel
+from workers.cpu.kernel import CpuKernel
+from workers.cpu.packed_linear import pack_linears
+from workers.cuda.varlen_kernel import VarlenKernel
 from workers.end_tokens import find_end_tokens
 from workers.errors import ConfigError, UnsupportedModelError, first_line
 from workers.loading import load_weights
 from workers.observation import observe_layers
-from workers.packed_linear import pack_linears
 from workers.paged_kernel import PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
-from workers.varlen_kernel import VarlenKernel
 
 logger = logging.getLogger(__name__)
 

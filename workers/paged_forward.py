@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workers import compiled_step, graphed_step
 from workers.attention import Chunk
-from workers.graphed_step import CacheShape
+from workers.cpu import compiled_step
+from workers.cuda import graphed_step
+from workers.cuda.graphed_step import CacheShape
 from workers.model import Model, StepInputs
 
 

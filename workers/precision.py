@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from workers.packed_linear import PackedLinear
+from workers.cpu.packed_linear import PackedLinear
 
 DTYPES = {
     "float32": torch.float32,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers import native
+from workers.cpu import native
 from workers.types import SamplingParams, signed_64
 
 # In a sampled token's confidence. By the share alone, the log loss about the target's agreement was

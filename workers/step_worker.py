@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from workers import step_threads
 from workers.backlog import Backlog
+from workers.cpu import step_threads
 from workers.errors import InvalidRequestError, KVCacheExhaustedError, TandemError
 from workers.model import Model
 from workers.paged_forward import Ranks

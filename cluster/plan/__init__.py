@@ -1,1 +1,1 @@
-"""`python -m cluster plan`: what runs where, and whether it fits, before there is a cluster."""
+"""`tandem plan`: what runs where, and whether it fits, before there is a cluster."""

@@ -1,4 +1,4 @@
-"""The file that `python -m cluster plan` reads: options of the app, and the nodes it is to run on.
+"""The file that `tandem plan` reads: options of the app, and the nodes it is to run on.
 
     args: {target: meta-llama/Llama-3.1-8B, drafter: none, tensor_parallel_size: 2}
     nodes:
@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from cluster.demo import bundled
+from cluster import bundled
 from cluster.topology import GIB, Node
 from workers.errors import ConfigError
 

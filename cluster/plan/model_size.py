@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from cluster.demo import bundled
+from cluster import bundled
 from cluster.placement import check_tensor_parallel
 from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.errors import UnsupportedModelError, first_line

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from cluster.demo import bundled
+from cluster import bundled
 from cluster.placement import GroupBundles, group_bundles, rank_resources, tensor_parallel_sizes
 from cluster.plan.advice import notes, problems
 from cluster.plan.config import PlanArgs, PlanConfig

@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
-from cluster.demo import bundled
+from cluster import bundled
 from deployments.args import AppArgs, RouterConfig
 from workers.types import WorkerInfo, WorkRequest, WorkResult
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
     from deployments.metrics import RoundStatistics
-    from deployments.router.drafting import DraftClient
+    from deployments.router.drafting.remote import DraftClient
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
     from deployments.transport.messages import Codec
@@ -44,9 +44,9 @@ class Router:
         draft_pool: DeploymentHandle[Any] | None,
     ) -> None:
         from deployments.metrics import RouterMetrics
-        from deployments.router.dynamic_gamma import make_controller
+        from deployments.router.drafting.overlap import make_overlap
         from deployments.router.loop import LoopOptions, RoundLoop
-        from deployments.router.overlap import make_overlap
+        from deployments.router.policy.dynamic_gamma import make_controller
         from deployments.router.speculation import Policies
         from deployments.transport.messages import PROPOSE, VERIFY
 
@@ -159,7 +159,7 @@ class Router:
         The only one is `gamma`. Running completions go on with the new value; a dynamic one that
         is returned to still knows what it had learnt.
         """
-        from deployments.router.dynamic_gamma import make_controller
+        from deployments.router.policy.dynamic_gamma import make_controller
 
         gamma = RouterConfig.model_validate(user_config).gamma
         if gamma not in self._controllers:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from deployments.router.gamma import ObservedRound
+from deployments.router.policy.gamma import ObservedRound
 from deployments.router.round import RoundObserver, RoundRecord
 
 logger = logging.getLogger(__name__)

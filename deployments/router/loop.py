@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.router.digest import Digest
-from deployments.router.drafting import DraftClient, release_on
-from deployments.router.gamma import GammaController, Outcome
+from deployments.router.drafting.remote import DraftClient, release_on
 from deployments.router.live import Live
+from deployments.router.policy.gamma import GammaController, Outcome
 from deployments.router.round import (
     RoundObserver,
     RoundRecord,

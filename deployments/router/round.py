@@ -4,8 +4,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.router.drafting import NO_DRAFT, Draft, Drafts
-from deployments.router.gamma import ObservedRound, Outcome
+from deployments.router.drafting.remote import NO_DRAFT, Draft, Drafts
+from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from workers.backlog import MAX_CATCH_UP
 from workers.errors import GenerationFailedError

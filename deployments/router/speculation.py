@@ -5,9 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from deployments.router.ahead import AheadDrafting, Course
-from deployments.router.drafting import NO_DRAFT, NOTHING, DraftClient, Drafting, Drafts, Wanted
-from deployments.router.gamma import (
+from deployments.router.drafting.ahead import AheadDrafting, Course
+from deployments.router.drafting.overlap import Overlap
+from deployments.router.drafting.remote import (
+    NO_DRAFT,
+    NOTHING,
+    DraftClient,
+    Drafting,
+    Drafts,
+    Wanted,
+)
+from deployments.router.policy.gamma import (
     Candidate,
     Decision,
     Drafted,
@@ -15,7 +23,6 @@ from deployments.router.gamma import (
     ObservedRound,
     Reason,
 )
-from deployments.router.overlap import Overlap
 from deployments.router.sequence import Sequence as LiveSequence
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ ResultT = TypeVar("ResultT")
 class HandleClient(Generic[RequestT, ResultT]):
     """A WorkerClient over a Serve deployment handle.
 
-    The replica id travels as Serve's session id: `deployments.pinning` routes by it.
+    The replica id travels as Serve's session id: `deployments.transport.pinning` routes by it.
     """
 
     def __init__(self, handle: DeploymentHandle[Any], method: str) -> None:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.bench.arguments import whole
-from cluster.demo import bundled
+from cluster import bundled
+from tandem.bench.arguments import whole
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ import httpx
 
 from deployments.api.http import HttpOptions, make_app
 from deployments.metrics import RouterMetrics
+from deployments.replicas.step_loop import StepLoop
 from deployments.router.admission import AdmissionLimits
-from deployments.router.dynamic_gamma import make_controller
+from deployments.router.drafting.overlap import make_overlap
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.overlap import make_overlap
+from deployments.router.policy.dynamic_gamma import make_controller
 from deployments.router.prompts import Tokenizer
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
-from deployments.step_loop import StepLoop
 from deployments.transport.messages import PROPOSE, VERIFY, Codec, StreamAddress
 from deployments.transport.stream_client import StreamClient
 from deployments.transport.stream_server import StreamServer

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cluster.bench.client import cancel_all
+from tandem.bench.client import cancel_all
 from tandem.fuzz.cases import Body, draw_case, innocent_case
 from tandem.fuzz.rig import MODEL_NAME, Outcome, Rig, Subject, open_rig
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.openai_server import OpenAIServer, openai_server
+from tests.tandem.openai_server import OpenAIServer, openai_server
 
 
 @pytest.fixture

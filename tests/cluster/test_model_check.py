@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from cluster import model_files
-from cluster.demo import bundled
+from cluster import bundled, model_files
 from cluster.model_check import Machine, check_models
 from cluster.model_files import check_files
 from cluster.model_fit import check_fit

@@ -1,4 +1,4 @@
-"""`python -m cluster plan`: sizes against models that are really loaded, places, and sentences."""
+"""`tandem plan`: sizes against models that are really loaded, places, and sentences."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ from transformers.distributed.tensor_parallel import (
 )
 from transformers.initialization import no_tie_weights
 
-from cluster.__main__ import main
+from tandem.__main__ import main
 from cluster.placement import LEAST_CPUS, RankResources
 from cluster.plan import model_size
 from cluster.plan.config import OTHER_OPTIONS, PlanArgs, PlanConfig, load_plan_config

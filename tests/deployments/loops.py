@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from deployments.router.dynamic_gamma import make_controller
+from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.overlap import FixedOverlap
+from deployments.router.policy.dynamic_gamma import make_controller
 from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies

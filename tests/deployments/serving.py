@@ -13,10 +13,10 @@ from fastapi import FastAPI
 
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
-from deployments.router.gamma import FixedGamma
+from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.overlap import FixedOverlap
+from deployments.router.policy.gamma import FixedGamma
 from deployments.router.prompts import Tokenizer
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies

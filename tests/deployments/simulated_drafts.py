@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from deployments.router.gamma import Outcome
+from deployments.router.policy.gamma import Outcome
 
 DRAFTER_BETA = 0.35
 """Of the simulated drafter: it is accepted more often than its confidence says."""

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from cluster.demo import bundled
+from cluster import bundled
 from deployments.args import AppArgs, DrafterKind
 
 

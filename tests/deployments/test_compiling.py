@@ -12,10 +12,10 @@ import torch
 
 from deployments.args import AppArgs
 from deployments.compiling import until_compiled
+from deployments.replicas.worker_replica import WorkerReplica
 from deployments.transport.messages import VERIFY
-from deployments.worker_replica import WorkerReplica
 from tests.tiny_models import save_model
-from workers import compiled_step
+from workers.cpu import compiled_step
 from workers.model import Model, StepInputs, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target

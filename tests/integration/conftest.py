@@ -17,12 +17,12 @@ import torch
 from ray import serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.bench.server import free_port
-from cluster.demo import bundled
-from cluster.demo.corpus import Corpus, held_out_prompts
+from cluster import bundled
 from deployments import AppArgs, app, build
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
+from tandem.bench.server import free_port
+from tandem.demo.corpus import Corpus, held_out_prompts
 from workers.model import load_model
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.demo import bundled
+from cluster import bundled
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tests.integration.conftest import (

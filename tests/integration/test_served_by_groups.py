@@ -6,11 +6,11 @@ compete with the tests of the other pytest process.
 
 from collections import Counter
 
-from cluster.bench.client import Endpoint, Load
-from cluster.chaos.events import Blow, Victim, kinds_of_events
-from cluster.chaos.run import ChaosOptions, run_chaos
-from cluster.chaos.victims import Victims
-from deployments.worker_replica import WorkerStatus
+from deployments.replicas.worker_replica import WorkerStatus
+from tandem.bench.client import Endpoint, Load
+from tandem.chaos.events import Blow, Victim, kinds_of_events
+from tandem.chaos.run import ChaosOptions, run_chaos
+from tandem.chaos.victims import Victims
 from tests.integration.conftest import (
     APP,
     MODEL,

@@ -10,7 +10,7 @@ import torch
 
 from tests.tiny_models import VOCAB_SIZE, save_model
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED
-from workers import native
+from workers.cpu import native
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
 from workers.sampling import NO_TOKEN, SamplingRow, sample, sample_with_confidence

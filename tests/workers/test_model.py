@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tests.tiny_models import RARE, SUPPORTED, UNSUPPORTED, VOCAB_SIZE, make_config, save_model
 from workers.attention import Chunk
-from workers.cpu_kernel import CpuKernel
+from workers.cpu.kernel import CpuKernel
+from workers.cpu.packed_linear import has_streams
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.model import Model, load_model
-from workers.packed_linear import has_streams
 
 BLOCK_SIZE = 4
 SEQUENCE_LENS = (17, 9, 30)

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.tiny_models import VOCAB_SIZE, make_config, save_model
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED, Drafts, generate, make_prompt
+from workers.cpu.packed_linear import has_streams
 from workers.model import load_model
-from workers.packed_linear import has_streams
 from workers.target import Target
 
 

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from workers import native
+from workers.cpu import native
 from workers.sampling import (
     NO_TOKEN,
     SamplingRow,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from workers.backlog import WorkItem
+from workers.cpu.packed_linear import has_streams
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
-from workers.packed_linear import has_streams
 from workers.paged_model import CacheOptions, Run
 from workers.sampling import NO_TOKEN, SamplingRow, sample_with_confidence
 from workers.step_worker import StepWorker

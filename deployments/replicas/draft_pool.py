@@ -1,0 +1,50 @@
+"""The draft deployment: one replica is one drafter."""
+
+from collections.abc import Sequence
+
+from ray import serve
+
+from cluster import bundled
+from deployments.args import AppArgs
+from deployments.replicas.worker_replica import WorkerReplica
+from deployments.transport.messages import PROPOSE
+from deployments.transport.pinning import PINNED
+from workers.types import ProposeRequest, ProposeResult, Reply
+
+
+@serve.deployment(
+    max_ongoing_requests=1000,
+    max_constructor_retry_count=3,
+    health_check_period_s=5,
+    logging_config={"enable_access_log": False},  # it would write a line per round
+    request_router_config=PINNED,
+)
+class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
+    """Drafts for all routers; see `ModelDrafter.propose` for the contract."""
+
+    async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
+        from workers.drafters.model import ModelDrafter, load_draft_model
+        from workers.paged_model import CacheOptions
+        from workers.vocabulary import check_shared_vocabulary
+
+        assert args.draft_model is not None
+        draft_name = bundled.resolve(args.draft_model)
+        check_shared_vocabulary(bundled.resolve(args.target), draft_name)
+
+        def make_drafter() -> ModelDrafter:
+            model = load_draft_model(draft_name, dtype=args.dtype, device=args.device)
+            cache = CacheOptions(
+                block_size=args.block_size,
+                # a draft with the shorter context serves until it ends
+                max_model_len=args.max_model_len and min(args.max_model_len, model.max_position),
+                max_num_seqs=args.max_num_seqs,
+                prefix_caching=args.prefix_caching == "on",
+            )
+            return ModelDrafter(model, cache)
+
+        await self._start(
+            args, make_drafter, PROPOSE, role="draft", num_threads=args.draft_num_threads
+        )
+
+    async def propose(self, batch: Sequence[ProposeRequest]) -> Reply[ProposeResult]:
+        return await self._run_batch(batch)

@@ -1,0 +1,332 @@
+"""One event loop that steps a worker, and the callers that wait for its answers.
+
+This is where the calls of all routers meet: whatever arrived while a step ran is merged into the
+next one. (`@serve.batch` would close batches before they run and fragment them.)
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from deployments.replicas.linger import Linger
+from workers.errors import WorkerFailedError, WorkerLostError
+from workers.types import Reply, WorkRequest, WorkResult
+
+if TYPE_CHECKING:
+    from workers.step_worker import StepWorker
+
+logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=WorkRequest)
+ResultT = TypeVar("ResultT", bound=WorkResult)
+
+SWEEP_S = 5.0
+# A call that waits longer, for room or in a long prefill, is told so; its caller asks again and
+# knows that the worker is alive.
+LONGEST_WAIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a worker has done since its start."""
+
+    num_steps: int = 0
+    """Of the model."""
+    num_tokens: int = 0
+    """Run in them."""
+    busy_s: float = 0.0
+    """Spent in them."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Call(Generic[RequestT, ResultT]):
+    batch: Sequence[RequestT]
+    answer: Callable[[Reply[ResultT] | Exception], None]
+    before: Work
+    """What the worker had done when the call came."""
+    num_missing: int
+    results: dict[str, ResultT] = field(default_factory=dict)
+    is_answered: bool = False
+
+
+class StepLoop(Generic[RequestT, ResultT]):
+    """Serves concurrent callers from one StepWorker.
+
+    Steps run on the event loop that it is made in and hold it up: while one runs, nothing could be
+    answered anyway. What comes meanwhile is heard before the next.
+    """
+
+    def __init__(
+        self,
+        make_worker: "Callable[[], StepWorker[RequestT, ResultT]]",
+        *,
+        idle_timeout_s: float,
+        clock: Callable[[], float],
+        replica_id: str = "",
+        on_failure: Callable[[str], None] | None = None,
+    ) -> None:
+        """Make the worker; blocks until it is there.
+
+        Args:
+            idle_timeout_s: sequences not asked for in this time are forgotten, so that those of
+                a lost router do not stay; one that lives sends its tokens again.
+            replica_id: who answers, by its replies.
+            on_failure: told why the worker can go on no more, once every call is answered so.
+        """
+        self._worker = make_worker()
+        self._idle_timeout_s = idle_timeout_s
+        self._clock = clock
+        self._replica_id = replica_id
+        self._on_failure = on_failure
+        self._inbox: dict[str, RequestT] = {}
+        self._to_release: list[str] = []
+        self._to_give_back: list[str] = []
+        self._waiting: dict[str, _Call[RequestT, ResultT]] = {}
+        self._last_used: dict[str, float] = {}
+        self.work = Work()
+        self._heard = self.work
+        """The work when callers were last heard: a call that comes has waited since."""
+        self._answered: set[str] = set()
+        """Sequences answered since the last step began, and not released: a call for them cannot
+        have waited for it."""
+        self._linger = Linger()
+        self._last_step_s = 0.0
+        self._last_step_ended = 0.0
+        self._is_listening = True
+        """Whether a call that is heard now has just been made, and not during a step."""
+        self._step_began: float | None = None
+        self._wake_up = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    @property
+    def worker(self) -> "StepWorker[RequestT, ResultT]":
+        return self._worker
+
+    @property
+    def step_s(self) -> float:
+        """How long the step that runs now has taken; read from other threads."""
+        began = self._step_began
+        return 0.0 if began is None else time.perf_counter() - began
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the loop has ended, if it has."""
+        if not self._task.done():
+            return None
+        return RuntimeError("it is closed") if self._task.cancelled() else self._task.exception()
+
+    def submit(
+        self, batch: Sequence[RequestT], answer: Callable[[Reply[ResultT] | Exception], None]
+    ) -> None:
+        """Have a batch served from the next step on, the results in its order.
+
+        `answer` is called as soon as they are there, or one has failed: within the turn, and not
+        by way of a future, so that the answer leaves at once. Who gives a call up has to `release`.
+        """
+        if (failure := self.failure) is not None:
+            answer(self._loss(failure))
+            return
+        has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
+        before = self._heard if has_waited else self.work
+        if self._is_listening and not has_waited:
+            self._linger.observe(self._clock() - self._last_step_ended)
+        call = _Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
+        now = self._clock()
+        for request in batch:
+            self._settle_released(request.seq_id)
+            self._waiting[request.seq_id] = call
+            self._inbox[request.seq_id] = request
+            self._last_used[request.seq_id] = now
+        if not batch:
+            self._answer(call, self._reply(call))
+        self._wake_up.set()
+
+    async def run(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
+        """As `submit`; cancelling the call releases its sequences."""
+        reply: asyncio.Future[Reply[ResultT]] = asyncio.get_running_loop().create_future()
+
+        def answer(outcome: Reply[ResultT] | Exception) -> None:
+            if reply.done():
+                return
+            if isinstance(outcome, Exception):
+                reply.set_exception(outcome)
+            else:
+                reply.set_result(outcome)
+
+        self.submit(batch, answer)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self.release([request.seq_id for request in batch])
+            raise
+
+    def release(self, seq_ids: Iterable[str]) -> None:
+        """Forget sequences before the next step; calls that wait for them are answered so."""
+        for seq_id in seq_ids:
+            self._to_release.append(seq_id)
+            self._inbox.pop(seq_id, None)
+            self._last_used.pop(seq_id, None)
+            self._settle_released(seq_id)
+            self._answered.discard(seq_id)
+        self._wake_up.set()
+
+    async def close(self) -> None:
+        """Stop stepping; calls that wait fail."""
+        self._task.cancel()
+        self._sweeper.cancel()
+        self._refuse_all(WorkerFailedError("the worker is closed"))
+        await asyncio.gather(self._task, self._sweeper, return_exceptions=True)
+
+    def _settle_released(self, seq_id: str) -> None:
+        if seq_id in self._waiting:
+            self._settle(self._worker.unanswered(seq_id, is_released=True))
+
+    def _settle(self, result: ResultT) -> None:
+        call = self._waiting.pop(result.seq_id, None)
+        if call is None:
+            return
+        self._answered.add(result.seq_id)
+        call.results[result.seq_id] = result
+        call.num_missing -= 1
+        if call.num_missing == 0:
+            self._answer(call, self._reply(call))
+
+    def _refuse_all(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for call in waiting.values():
+            self._answer(call, error)
+
+    def _answer(self, call: _Call[RequestT, ResultT], outcome: Reply[ResultT] | Exception) -> None:
+        if call.is_answered:
+            return
+        call.is_answered = True
+        try:
+            call.answer(outcome)
+        except Exception:  # of one caller: the others and the worker go on
+            logger.exception("an answer was not given")
+
+    def _reply(self, call: _Call[RequestT, ResultT]) -> Reply[ResultT]:
+        return Reply(
+            replica_id=self._replica_id,
+            compute_s=self.work.busy_s - call.before.busy_s,
+            num_steps=self.work.num_steps - call.before.num_steps,
+            num_tokens=self.work.num_tokens - call.before.num_tokens,
+            num_prefill_tokens=self._worker.num_prefill_tokens,
+            results=tuple(call.results[request.seq_id] for request in call.batch),
+        )
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake_up.wait()
+                self._wake_up.clear()
+                has_more = True
+                while has_more:
+                    await self._wait_for_answered()
+                    self._is_listening = False
+                    has_more = self._turn()
+                    await _hear()
+                    self._heard = self.work
+                    self._is_listening = True
+                self._worker.rest()
+        except Exception as error:
+            logger.exception("the worker has failed")
+            self._refuse_all(self._loss(error))
+            if self._on_failure is not None:
+                self._on_failure(f"a step has failed: {error}")
+            raise
+
+    def _loss(self, failure: BaseException) -> WorkerLostError:
+        """What callers are told; a step of a group also fails when another rank is lost."""
+        kind = WorkerLostError if self._worker.is_in_group else WorkerFailedError
+        return kind(f"the worker has failed: {failure}")
+
+    def _turn(self) -> bool:
+        """Hand over what has arrived and run a step; whether another may follow at once."""
+        self._step_began = started = time.perf_counter()
+        inbox, self._inbox = self._inbox, {}
+        self._worker.release(self._to_release)  # first: a caller may ask again at once
+        self._to_release.clear()
+        results = self._worker.give_back(self._to_give_back)
+        self._to_give_back.clear()
+        for request in inbox.values():
+            answers = self._worker.submit(request)
+            # a released one is of an earlier request, which is answered already
+            results += [answer for answer in answers if not answer.is_released]
+        began = self._clock()
+        answers, has_run = self._worker.step()
+        self.work = Work(
+            num_steps=self.work.num_steps + has_run,
+            num_tokens=self._worker.num_tokens_run,
+            busy_s=self.work.busy_s + time.perf_counter() - started,
+        )
+        self._step_began = None
+        if has_run:
+            self._last_step_ended = self._clock()
+            self._last_step_s = self._last_step_ended - began
+            self._answered.clear()
+        results += answers
+        for result in results:
+            self._settle(result)
+        # answers without a step may let others in; with neither, only a new call helps
+        return bool(self._waiting) and (has_run or bool(results))
+
+    async def _wait_for_answered(self) -> None:
+        """Before a step of nothing but new or long prompts: see Linger."""
+        until = self._last_step_ended + self._linger.limit_s(last_step_s=self._last_step_s)
+        limit_s = until - self._clock()
+        has_prompts_alone = bool(self._waiting) and self._worker.has_only_prefills
+        if limit_s <= 0.0 or not has_prompts_alone or self._is_nobody_missing:
+            return
+        self._worker.rest()
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self._is_nobody_missing:
+                    self._wake_up.clear()
+                    await self._wake_up.wait()
+        except TimeoutError:
+            self._linger.observe(self._clock() - self._last_step_ended)
+
+    @property
+    def _is_nobody_missing(self) -> bool:
+        """Whether running sequences have come, or none are left."""
+        return not self._answered or any(r.base_len > 0 for r in self._inbox.values())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                self._sweep_once()
+            except Exception:  # the next sweep may do better; without any, idle sequences stay
+                logger.exception("idle sequences were not looked for")
+
+    def _sweep_once(self) -> None:
+        """Answer calls that wait for long, and forget sequences that nobody asks for."""
+        now = self._clock()
+        ages = {seq_id: now - used for seq_id, used in self._last_used.items()}
+        self._to_give_back += [
+            seq_id
+            for seq_id, age_s in ages.items()
+            if age_s > LONGEST_WAIT_S and seq_id in self._waiting
+        ]
+        self.release(
+            [
+                seq_id
+                for seq_id, age_s in ages.items()
+                if age_s > self._idle_timeout_s and seq_id not in self._waiting
+            ]
+        )
+
+
+async def _hear() -> None:
+    """Let answers leave and calls come in.
+
+    Twice round the event loop: the first time finds out which sockets can be read, the second
+    reads them. A call by handle takes as long, to make its task and to start it.
+    """
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)

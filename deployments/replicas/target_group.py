@@ -1,0 +1,95 @@
+"""The target deployment: one replica is one target group."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+
+from ray import serve
+
+from deployments.args import AppArgs
+from deployments.replicas.target_ranks import OtherRanks
+from deployments.replicas.worker_replica import WorkerReplica, WorkerStatus
+from deployments.transport.messages import VERIFY
+from deployments.transport.pinning import PINNED
+from workers.errors import WorkerLostError
+from workers.types import Reply, VerifyRequest, VerifyResult
+
+LOSS_TIMEOUT_S = 5.0
+MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+
+
+@serve.deployment(
+    max_ongoing_requests=1000,
+    max_constructor_retry_count=3,
+    health_check_period_s=5,
+    logging_config={"enable_access_log": False},  # it would write a line per round
+    request_router_config=PINNED,
+)
+class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
+    """Verifies for all routers; see `Target.verify` for the contract."""
+
+    async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
+        from deployments.replicas.target_model import (
+            check_target,
+            load_target,
+            num_target_threads,
+            target_cache,
+        )
+        from workers.model import resolve_device
+        from workers.target import Target
+
+        check_target(args)
+        self._ranks = OtherRanks(args) if args.tensor_parallel_size > 1 else None
+        device_type = resolve_device(args.device).type
+
+        def make_target() -> Target:
+            group = self._ranks.join(device_type) if self._ranks is not None else None
+            return Target(
+                load_target(args),
+                target_cache(args),
+                max_batched_tokens=args.max_num_batched_tokens or MAX_BATCHED_TOKENS[device_type],
+                ranks=group,
+            )
+
+        starting = self._start(
+            args,
+            make_target,
+            VERIFY,
+            role="target",
+            num_threads=num_target_threads(args),
+            can_compile=self._ranks is None,  # what ranks exchange is no part of a graph
+        )
+        if self._ranks is None:
+            await starting
+        else:
+            await self._start_with_ranks(starting, self._ranks)
+
+    async def _start_with_ranks(self, starting: Awaitable[None], ranks: OtherRanks) -> None:
+        """Raises what keeps a rank from starting; the others would wait for it."""
+        loss = asyncio.ensure_future(ranks.wait_for_loss())
+        started = asyncio.ensure_future(starting)
+        await asyncio.wait([loss, started], return_when=asyncio.FIRST_COMPLETED)
+        if started.done() and started.exception() is not None:
+            await asyncio.wait([loss], timeout=LOSS_TIMEOUT_S)  # it may be what made this one fail
+        if loss.done():
+            raise loss.result()
+        await started
+        loss.add_done_callback(lambda lost: self._end(str(lost.result())))
+
+    async def status(self) -> WorkerStatus:
+        status = await super().status()
+        if self._ranks is None:
+            return status
+        return replace(status, rank_pids=await self._ranks.check())
+
+    async def check_health(self) -> None:  # type: ignore[override]
+        """As any worker's; a group with a rank that hangs ends at once."""
+        super().check_health()
+        if self._ranks is not None:
+            try:
+                await self._ranks.check()
+            except WorkerLostError as error:
+                self._end(str(error))
+
+    async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
+        return await self._run_batch(batch)

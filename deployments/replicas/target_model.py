@@ -1,0 +1,42 @@
+"""What a rank of a target group loads: alike for all ranks. Imports torch."""
+
+from cluster import bundled
+from cluster.cores import usable_cores
+from cluster.placement import check_tensor_parallel
+from deployments.args import AppArgs
+from workers.model import Model, load_config, load_model
+from workers.paged_model import CacheOptions
+
+
+def check_target(args: AppArgs) -> None:
+    """Make sure that the ranks can share the target, before any of them is started.
+
+    Raises: as check_tensor_parallel and load_config.
+    """
+    name = bundled.resolve(args.target)
+    check_tensor_parallel(args.target, load_config(name), args.tensor_parallel_size)
+
+
+def load_target(args: AppArgs) -> Model:
+    """This rank's shard of the target, or all of it; raises as load_model."""
+    return load_model(
+        bundled.resolve(args.target),
+        dtype=args.dtype,
+        device=args.device,
+        tp_size=args.tensor_parallel_size,
+    )
+
+
+def target_cache(args: AppArgs) -> CacheOptions:
+    return CacheOptions(
+        block_size=args.block_size,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        kv_cache_gib=args.kv_cache_gib,
+        prefix_caching=args.prefix_caching == "on",
+    )
+
+
+def num_target_threads(args: AppArgs) -> int:
+    """CPU threads of each rank: by default the ranks share the cores of this process."""
+    return args.target_num_threads or max(1, usable_cores() // args.tensor_parallel_size)

@@ -1,0 +1,93 @@
+"""The commands that measure, plan and train: their options, and what runs them."""
+
+import argparse
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster import bundled
+from tandem.bench.cli import add_bench, with_default_subject
+from tandem.chaos.cli import add_chaos
+from tandem.demo.grow import GrownSize, grow_to_folder
+from tandem.demo.pair import train_pair
+from tandem.plan import add_plan
+from workers.errors import TandemError
+
+logger = logging.getLogger(__name__)
+
+Commands = Any
+"""What `add_subparsers` returns; argparse keeps its type to itself."""
+
+
+def run_command(arguments: list[str], *, others: Mapping[str, str]) -> int:
+    """Run a command; returns its exit status.
+
+    Args:
+        others: commands that `tandem` has beside these, and what they do, for its help.
+    """
+    parser = argparse.ArgumentParser(prog="tandem")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in others.items():
+        commands.add_parser(name, help=text)
+
+    _add_demo(commands)
+    add_bench(commands)
+    add_chaos(commands)
+    add_plan(commands)
+    options = parser.parse_args(with_default_subject(arguments))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
+    try:
+        status: int | None = options.run(options)
+    except TandemError as error:
+        logger.error("%s", error)
+        return 1
+    return status or 0
+
+
+def _add_demo(commands: Commands) -> None:
+    train = commands.add_parser("demo-train", help="train the bundled model pair from nothing")
+    train.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
+    train.add_argument("--target-steps", type=int, default=3000)
+    train.add_argument("--draft-steps", type=int, default=5000)
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--eager", action="store_true", help="do not compile the training step")
+    train.set_defaults(run=_demo_train)
+
+    grow = commands.add_parser("demo-grow", help="grow a model without changing its function")
+    grow.add_argument("--source", default=bundled.TARGET_NAME, help="a Llama to grow")
+    grow.add_argument("--output", type=Path, required=True, help="folder to write to")
+    size = GrownSize()
+    grow.add_argument("--hidden-size", type=int, default=size.hidden_size)
+    grow.add_argument("--intermediate-size", type=int, default=size.intermediate_size)
+    grow.add_argument("--num-layers", type=int, default=size.num_layers)
+    grow.add_argument("--seed", type=int, default=0)
+    grow.set_defaults(run=_demo_grow)
+
+
+def _demo_train(options: argparse.Namespace) -> None:
+    command = (
+        f"tandem demo-train --target-steps {options.target_steps} "
+        f"--draft-steps {options.draft_steps} --seed {options.seed}"
+    )
+    report = train_pair(
+        options.output,
+        target_steps=options.target_steps,
+        draft_steps=options.draft_steps,
+        seed=options.seed,
+        compile=not options.eager,
+        command=command,
+    )
+    logger.info("%s", report)
+
+
+def _demo_grow(options: argparse.Namespace) -> None:
+    size = GrownSize(
+        hidden_size=options.hidden_size,
+        intermediate_size=options.intermediate_size,
+        num_layers=options.num_layers,
+    )
+    source = bundled.resolve(options.source)
+    num_parameters = grow_to_folder(source, options.output, size, seed=options.seed)
+    logger.info("%s: %.1fM parameters", options.output, num_parameters / 1e6)

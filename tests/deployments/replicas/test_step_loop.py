@@ -1,0 +1,368 @@
+"""Many callers, one worker."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+
+from deployments.replicas.step_loop import StepLoop
+from tests.tiny_models import save_model
+from workers.errors import WorkerFailedError
+from workers.model import Model, load_model
+from workers.paged_model import CacheOptions
+from workers.target import MIN_PREFILL_CHUNK, Target
+from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
+
+Loop = StepLoop[VerifyRequest, VerifyResult]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    name = save_model(tmp_path_factory.mktemp("model"))
+    return load_model(name, dtype="float32", device="cpu")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def start_loop(model: Model) -> AsyncIterator[Callable[..., Loop]]:
+    loops: list[Loop] = []
+
+    def start(clock: Callable[[], float] = time.monotonic) -> Loop:
+        cache = CacheOptions(block_size=4, max_num_seqs=16)
+        loop: Loop = StepLoop(
+            lambda: Target(model, cache, max_batched_tokens=16),
+            idle_timeout_s=100,
+            clock=clock,
+        )
+        loops.append(loop)
+        return loop
+
+    yield start
+    for loop in loops:
+        await loop.close()
+
+
+def make_request(
+    seq_id: str, tokens: Sequence[int] = (5, 6, 7), base_len: int = 0
+) -> VerifyRequest:
+    return VerifyRequest(
+        seq_id=seq_id, base_len=base_len, new_tokens=tuple(tokens), prompt_len=1, sampling=GREEDY
+    )
+
+
+async def run(loop: Loop, batch: Sequence[VerifyRequest]) -> tuple[VerifyResult, ...]:
+    return (await loop.run(batch)).results
+
+
+async def test_concurrent_calls_share_steps(start_loop: Callable[..., Loop]) -> None:
+    loop = start_loop()
+    batches = await asyncio.gather(
+        *[run(loop, [make_request(f"{i}-{j}") for j in range(3)]) for i in range(5)]
+    )
+    assert [[r.seq_id for r in batch] for batch in batches] == [
+        [f"{i}-{j}" for j in range(3)] for i in range(5)
+    ]
+    assert len({result.tokens for batch in batches for result in batch}) == 1
+    assert loop.work.num_steps <= 2
+
+
+async def test_a_bad_request_fails_alone(start_loop: Callable[..., Loop]) -> None:
+    loop = start_loop()
+    bad = make_request("bad", tokens=[1] * 500)
+    good, refused = await run(loop, [make_request("good"), bad])
+    assert "500 tokens" in refused.error
+    assert good.tokens
+    assert not good.error
+    (again,) = await run(loop, [make_request("other")])
+    assert again.tokens
+
+
+async def test_a_reply_counts_the_steps_it_waited_for(start_loop: Callable[..., Loop]) -> None:
+    """Not the one that answered the question before, however soon the next one comes."""
+    loop = start_loop()
+    replies: dict[str, Reply[VerifyResult]] = {}
+
+    def keep(reply: Reply[VerifyResult] | Exception) -> None:
+        assert isinstance(reply, Reply)
+        replies[f"{reply.results[0].seq_id} {len(replies)}"] = reply
+
+    def ask_on(reply: Reply[VerifyResult] | Exception) -> None:
+        keep(reply)
+        loop.submit([make_request("s", tokens=[9], base_len=3)], keep)
+        loop.submit([make_request("another")], keep)
+
+    loop.submit([make_request("s")], ask_on)
+    async with asyncio.timeout(5):
+        while len(replies) < 3:
+            await asyncio.sleep(0.001)
+    num_steps = {name: reply.num_steps for name, reply in replies.items()}
+    assert num_steps == {"s 0": 1, "s 1": 1, "another 2": 2}
+    assert [reply.num_tokens for reply in replies.values()] == [3, 4, 7]
+
+
+async def test_a_worker_rests_when_all_is_answered(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start_loop()
+    steps_at_rest: list[int] = []
+    monkeypatch.setattr(loop.worker, "rest", lambda: steps_at_rest.append(loop.work.num_steps))
+    await run(loop, [make_request("long", tokens=[3] * 40)])
+    await run(loop, [make_request("s")])
+    async with asyncio.timeout(5):
+        while len(steps_at_rest) < 2:
+            await asyncio.sleep(0.001)
+    assert steps_at_rest == [3, 4]
+
+
+class Running:
+    """Sequences that go on and on, each time after drafting for a second by the clock."""
+
+    def __init__(self, loop: Loop, clock: Clock, *seq_ids: str) -> None:
+        self.loop = loop
+        self.clock = clock
+        self.tokens = {seq_id: [5, 6, 7] for seq_id in seq_ids}
+        self.num_cached = dict.fromkeys(seq_ids, 0)
+
+    async def go_on(self) -> Reply[VerifyResult]:
+        for _ in range(5):  # turns of the event loop, so that whatever does not wait begins
+            await asyncio.sleep(0)
+        self.clock.now += 1.0
+        reply = await self.loop.run(
+            [
+                make_request(seq_id, tokens[self.num_cached[seq_id] :], self.num_cached[seq_id])
+                for seq_id, tokens in self.tokens.items()
+            ]
+        )
+        for result in reply.results:
+            tokens = self.tokens[result.seq_id]
+            self.num_cached[result.seq_id] = len(tokens)
+            tokens.append(result.tokens[0])
+        return reply
+
+    async def end(self, seq_id: str) -> None:
+        self.tokens.pop(seq_id)
+        self.loop.release([seq_id])
+        await asyncio.sleep(0)  # that is heard before anything else
+
+
+@pytest.fixture
+async def slow_loop(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Loop, Clock]:
+    """Steps of 20 seconds, by the clock."""
+    clock = Clock()
+    loop = start_loop(clock)
+    step = loop.worker.step
+
+    def slow_step() -> tuple[list[VerifyResult], bool]:
+        if loop.worker.num_waiting:
+            clock.now += 20.0
+        return step()
+
+    monkeypatch.setattr(loop.worker, "step", slow_step)
+    return loop, clock
+
+
+async def test_running_sequences_are_in_every_step_of_a_long_prompt(
+    slow_loop: tuple[Loop, Clock],
+) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a")
+    for _ in range(3):  # how soon they come back is learnt
+        await running.go_on()
+    before = loop.work.num_steps
+    long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
+    num_rounds = 0
+    while not long.done():
+        await running.go_on()
+        num_rounds += 1
+    num_steps = loop.work.num_steps - before
+    assert num_steps >= 9
+    assert num_rounds >= num_steps - 1  # the last tokens of a prompt are as soon done as others
+
+
+async def test_a_reply_says_how_much_of_prompts_the_next_step_will_run(
+    slow_loop: tuple[Loop, Clock],
+) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a")
+    for _ in range(3):
+        assert (await running.go_on()).num_prefill_tokens == 0
+    long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
+    replies = []
+    while not long.done():
+        replies.append(await running.go_on())
+    foretold = [reply.num_prefill_tokens for reply in replies]
+    actual = [reply.num_tokens - 1 for reply in replies]
+    assert foretold[:8] == actual[1:9] == [MIN_PREFILL_CHUNK] * 8
+    assert foretold[-1] == 0
+
+
+async def test_the_end_of_one_sequence_does_not_part_the_others_from_a_prompt(
+    slow_loop: tuple[Loop, Clock],
+) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a", "b", "c")
+    for _ in range(3):
+        await running.go_on()
+    await running.end("c")
+    prompt = asyncio.create_task(loop.run([make_request("prompt", [8] * 20)]))
+    reply = await running.go_on()
+    await prompt
+    assert reply.num_tokens == 2 + MIN_PREFILL_CHUNK
+
+
+async def test_nobody_is_waited_for_who_has_ended(slow_loop: tuple[Loop, Clock]) -> None:
+    loop, clock = slow_loop
+    running = Running(loop, clock, "a")
+    for _ in range(3):
+        await running.go_on()
+    await running.end("a")
+    before = loop.work.num_steps
+    loop.submit([make_request("prompt", [8] * 20)], lambda _: None)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert loop.work.num_steps > before
+
+
+async def test_an_empty_call_is_answered(start_loop: Callable[..., Loop]) -> None:
+    assert await run(start_loop(), []) == ()
+
+
+async def test_an_answer_that_cannot_be_given_harms_no_other(
+    start_loop: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = start_loop()
+
+    def fail(_: object) -> None:
+        raise ValueError("too long")
+
+    loop.submit([make_request("s")], fail)
+    (result,) = await run(loop, [make_request("other")])
+    assert result.tokens
+    assert "too long" in caplog.text
+
+
+async def test_cancelling_a_call_frees_its_sequences(start_loop: Callable[..., Loop]) -> None:
+    loop = start_loop()
+    call = asyncio.create_task(run(loop, [make_request("long", tokens=[3] * 250)]))
+    while loop.worker.num_used_blocks == 0:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    async with asyncio.timeout(5):
+        while loop.worker.num_used_blocks:
+            await asyncio.sleep(0.001)
+    assert loop.worker.num_sequences == 0
+
+
+async def test_a_released_call_is_answered_as_such(start_loop: Callable[..., Loop]) -> None:
+    loop = start_loop()
+    call = asyncio.create_task(run(loop, [make_request("long", tokens=[3] * 250)]))
+    await asyncio.sleep(0)
+    loop.release(["long"])
+    (result,) = await call
+    assert result.is_released
+
+
+async def test_asking_again_answers_the_earlier_call_as_released(
+    start_loop: Callable[..., Loop],
+) -> None:
+    loop = start_loop()
+    first = asyncio.create_task(run(loop, [make_request("s", tokens=[3] * 200)]))
+    while loop.work.num_steps == 0:  # of the thirteen that the tokens need
+        await asyncio.sleep(0)
+    (second,) = await run(loop, [make_request("s", tokens=[3] * 200)])
+    assert (await first)[0].is_released
+    assert second.tokens
+    assert not second.is_released
+
+
+async def test_idle_sequences_are_forgotten(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.step_loop.SWEEP_S", 0.01)
+    clock = Clock()
+    loop = start_loop(clock)
+    await run(loop, [make_request("old")])
+    clock.now = 60.0
+    await run(loop, [make_request("young")])
+    clock.now = 120.0
+    async with asyncio.timeout(5):
+        while loop.worker.num_sequences == 2:
+            await asyncio.sleep(0.01)
+    (lost,) = await run(loop, [make_request("old", tokens=[9], base_len=3)])
+    (kept,) = await run(loop, [make_request("young", tokens=[9], base_len=3)])
+    assert (lost.needs_tokens_from, kept.needs_tokens_from) == (0, None)
+
+
+async def test_a_worker_that_fails_tells_its_callers(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start_loop()
+
+    def fail() -> None:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(loop.worker, "step", fail)
+    with pytest.raises(WorkerFailedError, match="the worker has failed: out of memory"):
+        await run(loop, [make_request("s")])
+    assert isinstance(loop.failure, MemoryError)
+    with pytest.raises(WorkerFailedError, match="the worker has failed"):
+        await run(loop, [make_request("s")])
+
+
+async def test_a_sweep_that_fails_is_logged_and_not_the_last(
+    start_loop: Callable[..., Loop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("deployments.replicas.step_loop.SWEEP_S", 0.005)
+    clock = Clock()
+    loop = start_loop(clock)
+    await run(loop, [make_request("old")])
+    sweep = loop._sweep_once
+    errors = iter([ArithmeticError("a defect")])
+
+    def fail_once() -> None:
+        for error in errors:
+            raise error
+        sweep()
+
+    monkeypatch.setattr(loop, "_sweep_once", fail_once)
+    clock.now = 200.0
+    async with asyncio.timeout(5):
+        while loop.worker.num_sequences:
+            await asyncio.sleep(0.001)
+    assert "a defect" in caplog.text
+
+
+async def test_a_call_that_waits_long_is_told_so_and_goes_on_where_it_was(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.step_loop.SWEEP_S", 0.005)
+    clock = Clock()
+    loop = start_loop(clock)
+    tokens = [3, 4, 5, 6] * 60
+    call = asyncio.create_task(run(loop, [make_request("long", tokens=tokens)]))
+    while loop.work.num_steps == 0:
+        await asyncio.sleep(0.001)
+    clock.now = 21.0
+    (told,) = await call
+    assert told.needs_tokens_from is not None
+    assert 0 < told.needs_tokens_from < len(tokens)
+    (result,) = await run(
+        loop, [make_request("long", tokens[told.needs_tokens_from :], told.needs_tokens_from)]
+    )
+    (whole,) = await run(loop, [make_request("other", tokens=tokens)])
+    assert result.tokens == whole.tokens

@@ -1,0 +1,477 @@
+"""The round loop over real workers in this process: exact whatever the drafters do, nothing left
+behind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from itertools import pairwise
+from typing import Literal
+
+import pytest
+
+from deployments.router import loop as loop_module
+from deployments.router.digest import DIGEST_EVERY
+from deployments.router.loop import LoopOptions
+from deployments.router.policy.gamma import Candidate, Decision, FixedGamma, ObservedRound, Reason
+from deployments.router.sequence import FinishReason, GenerationParams
+from deployments.router.sequence import Sequence as LiveSequence
+from tests.deployments.loops import (
+    CACHE,
+    DRAFTERS,
+    NUM_TOKENS,
+    Models,
+    Stream,
+    make_params,
+    model_drafts,
+    run_all,
+    running_loop,
+    wait_until,
+)
+from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
+from workers.drafters.model import ModelDrafter
+from workers.errors import GenerationFailedError, TargetUnavailableError
+from workers.paged_model import CacheOptions
+from workers.types import ProposeRequest, ProposeResult, Reply
+
+
+class TestExactness:
+    @pytest.mark.parametrize("concurrency", [1, 16])
+    @pytest.mark.parametrize(
+        ("gamma", "overlap"),
+        [(0, False), (1, False), (4, False), (4, True), (8, False), (8, True), ("dynamic", True)],
+    )
+    @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+    async def test_tokens_do_not_depend_on_drafter_gamma_or_batch(
+        self,
+        drafter: str,
+        gamma: int | Literal["dynamic"],
+        overlap: bool,
+        concurrency: int,
+        models: Models,
+        all_params: list[GenerationParams],
+        plain: list[list[int]],
+    ) -> None:
+        drafts = DRAFTERS[drafter](models)
+        async with running_loop(models, gamma=gamma, overlap=overlap, drafts=drafts) as (
+            loop,
+            targets,
+            observer,
+        ):
+            streams = await run_all(loop, all_params, concurrency=concurrency)
+            assert [stream.token_ids for stream in streams] == plain
+            outcomes = [outcome for record in observer.records for outcome in record.outcomes]
+            assert bool(outcomes) == (gamma != 0)
+            # a dynamic gamma drafts for tiny models as the clock says, at times too rarely to tell
+            if drafter == "model" and gamma not in (0, "dynamic"):
+                num_tested = sum(outcome.num_tested for outcome in outcomes)
+                assert sum(outcome.num_accepted for outcome in outcomes) / num_tested > 0.3
+            await wait_until(lambda: targets.num_used_blocks == 0)
+            assert loop.num_live == 0
+            if isinstance(drafts, LocalWorkers):
+                await wait_until(lambda: drafts.num_used_blocks == 0)
+
+    async def test_a_lost_target_changes_nothing(
+        self, models: Models, all_params: list[GenerationParams], plain: list[list[int]]
+    ) -> None:
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts, num_targets=2) as (loop, targets, _):
+            lost = []
+
+            def lose_targets() -> None:
+                if len(targets.calls) in (40, 80):
+                    targets.kill(lost_id := next(iter(targets.replicas)))
+                    lost.append(lost_id)
+                    targets.start_replica()
+
+            targets.before_call = lose_targets
+            streams = await run_all(loop, all_params, concurrency=8)
+            assert [stream.token_ids for stream in streams] == plain
+            assert len(lost) == 2
+            await wait_until(lambda: targets.num_used_blocks == 0)
+
+    async def test_a_cache_too_small_for_all_changes_nothing(
+        self, models: Models, all_params: list[GenerationParams], plain: list[list[int]]
+    ) -> None:
+        cache = CacheOptions(block_size=4, max_num_seqs=1, max_model_len=104)
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts, cache=cache) as (loop, targets, observer):
+            streams = await run_all(loop, all_params, concurrency=16)
+            assert [stream.token_ids for stream in streams] == plain
+            await wait_until(lambda: targets.num_used_blocks == 0)
+            # drafts that there was no room for were not tested, and say nothing
+            outcomes = [o for record in observer.records for o in record.outcomes]
+            assert min(o.num_tested for o in outcomes) > 0
+
+    async def test_rounds_that_cannot_be_recorded_are_committed(
+        self,
+        models: Models,
+        all_params: list[GenerationParams],
+        plain: list[list[int]],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, _, observer):
+            observer.error = ValueError("no such metric")
+            streams = await run_all(loop, all_params, concurrency=4)
+            assert [stream.token_ids for stream in streams] == plain
+        assert "no such metric" in caplog.text
+
+    @pytest.mark.parametrize(("reason", "most"), [(Reason.BEST, DIGEST_EVERY), (Reason.PROBE, 1)])
+    async def test_rounds_are_learnt_from_together_unless_one_is_waited_for(
+        self, reason: Reason, most: int, models: Models
+    ) -> None:
+        class Learner(FixedGamma):
+            num_rounds = num_learnt = 0
+
+            def __init__(self) -> None:
+                super().__init__(2)
+                self.batches: list[int] = []
+                """How many rounds were learnt from between two rounds."""
+
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+                self.batches.append(self.num_learnt - sum(self.batches))
+                self.num_rounds += 1
+                return replace(super().choose(candidates, num_beside=num_beside), reason=reason)
+
+            def observe(self, observed: ObservedRound) -> None:
+                super().observe(observed)
+                self.num_learnt += 1
+
+        learner = Learner()
+        async with running_loop(models, drafts=model_drafts(models)) as (loop, _, _):
+            loop.use_gamma(learner)
+            await run_all(loop, [make_params(1, max_tokens=60)], concurrency=1)
+        assert max(learner.batches) == most
+        # the round of a prefill is learnt from, too, but not chosen
+        assert learner.num_learnt >= learner.num_rounds > 2 * DIGEST_EVERY
+
+
+class TestDrafters:
+    async def test_a_slow_drafter_costs_its_deadline_and_no_token(self, models: Models) -> None:
+        drafts = model_drafts(models)
+        options = LoopOptions(draft_timeout_s=0.01)
+        async with running_loop(models, drafts=drafts, options=options) as (loop, _, observer):
+            drafts.delay_s = 0.1
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            assert len(stream.token_ids) == NUM_TOKENS
+            assert not any(record.outcomes for record in observer.records)
+
+    async def test_the_last_token_is_not_drafted(self, models: Models) -> None:
+        asked: list[int] = []
+
+        def draft(request: object) -> list[int]:
+            asked.append(request.k)  # type: ignore[attr-defined]
+            return []
+
+        async with running_loop(models, gamma=8, drafts=ScriptedDrafter(draft)) as (loop, _, _):
+            await run_all(loop, [make_params(1, max_tokens=5)], concurrency=1)
+        # the first call only announces the sequence; every round commits one token
+        assert asked == [0, 3, 2, 1]
+
+    async def test_first_rounds_tell_nothing_of_what_drafts_cost(self, models: Models) -> None:
+        """They wait for the step that runs, so their tokens would look dear."""
+        async with running_loop(models, drafts=model_drafts(models)) as (loop, _, observer):
+            await run_all(loop, [make_params(seed) for seed in range(4)], concurrency=2)
+        assert sum(record.is_prefill for record in observer.records) == 4
+        assert not any(r.is_prefill and r.is_verify_typical for r in observer.records)
+        assert any(record.is_verify_typical for record in observer.records)
+
+    async def test_rounds_are_disturbed_where_requests_come_and_go(self, models: Models) -> None:
+        async with running_loop(models, gamma=1, drafts=model_drafts(models)) as (
+            loop,
+            _,
+            observer,
+        ):
+            running = Stream(make_params(1, max_tokens=150))
+            loop.add(running.sequence)
+            await wait_until(lambda: len(observer.records) > 10)
+            num_alone = len(observer.records)
+            await run_all(loop, [make_params(2, max_tokens=20)], concurrency=1)
+            await running.sequence.done.wait()
+        records = [record for record in observer.records if not record.is_prefill]
+        num_sequences = [record.num_sequences for record in records]
+        # the first record is of the prefill, the second of the first round after it
+        assert not any(record.is_disturbed for record in observer.records[2:num_alone])
+        is_left = num_sequences.index(1, num_sequences.index(2))
+        assert records[is_left].is_disturbed
+        assert not any(record.is_disturbed for record in records[is_left + 1 :])
+
+    @pytest.mark.parametrize("is_long", [False, True])
+    async def test_rounds_beside_a_long_prompt_are_disturbed(
+        self, is_long: bool, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its tokens attend to all that came before, so a draft would seem as dear as they are."""
+        monkeypatch.setattr(loop_module, "LONG_PROMPT", 199 if is_long else 200)
+        long = replace(make_params(2, max_tokens=1), prompt=(5,) * 200)
+        async with running_loop(models) as (loop, _, observer):
+            running = Stream(make_params(1, max_tokens=150))
+            loop.add(running.sequence)
+            await wait_until(lambda: len(observer.records) > 10)
+            await run_all(loop, [long], concurrency=1)
+            await running.sequence.done.wait()
+        beside = [r for r in observer.records if not r.is_prefill and r.num_tokens > 1]
+        assert len(beside) > 3
+        # the last of them may be told only once the prompt is done
+        assert {record.is_disturbed for record in beside[:-1]} == {is_long}
+
+    async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
+        told: list[bool] = []
+
+        class Recorded(FixedGamma):
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+                told.extend(candidate.is_catching_up for candidate in candidates)
+                return super().choose(candidates, num_beside=num_beside)
+
+        class Late(ScriptedDrafter):
+            async def call(
+                self, replica_id: str | None, batch: Sequence[ProposeRequest], *, timeout_s: float
+            ) -> Reply[ProposeResult]:
+                await wait_until(lambda: len(told) >= 6)
+                return await super().call(replica_id, batch, timeout_s=timeout_s)
+
+        async with running_loop(models, drafts=Late(lambda _: [])) as (loop, _, _):
+            loop.use_gamma(Recorded(1))
+            await run_all(loop, [make_params(1, max_tokens=150)], concurrency=1)
+        assert told[0] is False  # nobody has asked it yet
+        assert all(told[1:6])
+        assert not any(told[-6:])
+
+    async def test_the_controller_is_told_of_prompts_beside(self, models: Models) -> None:
+        told: list[int] = []
+
+        class Recorded(FixedGamma):
+            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+                told.append(num_beside)
+                return super().choose(candidates, num_beside=num_beside)
+
+        running = make_params(1, max_tokens=150)
+        long = replace(make_params(2), prompt=(5,) * 200)
+        async with running_loop(models) as (loop, _, _):
+            loop.use_gamma(Recorded(1))
+            stream = Stream(running)
+            loop.add(stream.sequence)
+            await wait_until(lambda: len(told) >= 5)
+            assert set(told) == {0}
+            await run_all(loop, [long], concurrency=1)
+            num_told = len(told)
+            await stream.sequence.done.wait()
+        assert max(told) > 0
+        assert set(told[num_told + 1 :]) == {0}
+
+    @pytest.mark.parametrize(("gamma", "workers"), [(2, "drafters"), (0, "targets")])
+    async def test_rounds_are_thought_about_while_workers_are_busy(
+        self, gamma: int, workers: str, models: Models
+    ) -> None:
+        """While drafters are, if they are asked: they leave cores that a target's step needs."""
+        events: list[str] = []
+
+        class Recorded(FixedGamma):
+            def observe(self, observed: ObservedRound) -> None:
+                events.append("learnt")
+                super().observe(observed)
+
+            def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
+                events.append("planned")
+                super().prepare(candidates, num_beside=num_beside)
+
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, targets, _):
+            loop.use_gamma(Recorded(gamma))
+            drafts.before_call = lambda: (
+                events.append("drafters") if drafts.calls[-1][0].k else None
+            )
+            targets.before_call = lambda: events.append("targets")
+            await run_all(loop, [make_params(1)], concurrency=1)
+        asked = [place for place, event in enumerate(events) if event == workers]
+        between = [events[place + 1 : later] for place, later in pairwise(asked[2:-2])]
+        last = ["targets"] if workers == "drafters" else []
+        assert ["learnt"] * DIGEST_EVERY + ["planned", *last] in between
+        for of_round in between:
+            assert [event for event in of_round if event != "learnt"] == ["planned", *last]
+            assert "learnt" not in of_round[of_round.index("planned") :]
+
+    @pytest.mark.parametrize("gamma", [16, 64])
+    async def test_a_long_accepted_draft_leaves_its_drafter_ready(
+        self, gamma: int, models: Models
+    ) -> None:
+        """It holds its own drafts, so it is not behind by as many tokens as were committed."""
+        drafts = LocalWorkers(lambda: ModelDrafter(models.target, CACHE))
+        params = make_params(1, max_tokens=150)
+        async with running_loop(models, gamma=gamma, max_gamma=gamma, drafts=drafts) as (
+            loop,
+            _,
+            observer,
+        ):
+            await run_all(loop, [params], concurrency=1)
+            is_drafted = [bool(record.outcomes) for record in observer.records]
+        assert all(is_drafted[is_drafted.index(True) : -1])
+        assert is_drafted.count(True) >= 150 // (gamma + 1)
+
+    async def test_more_drafts_than_asked_for_do_no_harm(self, models: Models) -> None:
+        drafter = ScriptedDrafter(lambda request: [5] * (request.k + 20))
+        async with running_loop(models, drafts=drafter) as (loop, _, _):
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            (plain,) = await run_all(loop, [make_params(1)], concurrency=1)
+        assert stream.token_ids == plain.token_ids
+
+
+async def test_calls_are_nobodys_children(models: Models) -> None:
+    """Serve keeps the request in a context variable, gives calls made under it the request's id
+    (two at a time would be taken for one) and cancels them with it. A round serves many."""
+    request: ContextVar[str] = ContextVar("request")
+    seen: list[str | None] = []
+    drafts = model_drafts(models)
+    async with running_loop(models, drafts=drafts) as (loop, targets, _):
+        targets.before_call = drafts.before_call = lambda: seen.append(request.get(None))
+        request.set("a request")
+        await run_all(loop, [make_params(seed) for seed in range(3)], concurrency=3)
+        left = Stream(make_params(4))
+        loop.add(left.sequence)
+        loop.cancel(left.sequence)
+        await wait_until(lambda: targets.num_used_blocks == 0)
+    assert set(seen) == {None}
+
+
+async def test_the_next_round_is_sent_before_texts_are_handed_out(models: Models) -> None:
+    """So that the router writes to clients while the workers compute."""
+    num_tokens = 10
+    deltas: asyncio.Queue[object] = asyncio.Queue()
+    sequence = LiveSequence.open(
+        "s",
+        make_params(0, max_tokens=num_tokens),
+        decoder=CharacterTokenizer(),
+        eos_token_ids=(),
+        emit=deltas.put_nowait,
+    )
+    num_sent = []
+    async with running_loop(models, gamma=0) as (loop, targets, _), asyncio.timeout(30):
+        loop.add(sequence)
+        for _ in range(num_tokens):
+            await deltas.get()
+            num_sent.append(len(targets.calls))
+    # the first is a round of its own, and nothing comes after the last
+    assert num_sent == [1, *range(3, num_tokens + 1), num_tokens]
+
+
+class TestEnds:
+    async def plain(self, models: Models, params: GenerationParams) -> Stream:
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            (stream,) = await run_all(loop, [params], concurrency=1)
+            return stream
+
+    async def test_eos_within_accepted_drafts_ends_the_text(self, models: Models) -> None:
+        plain = await self.plain(models, make_params(3))
+        end = 10
+        eos = plain.token_ids[end]
+        assert eos not in plain.token_ids[:end]
+        drafter = ScriptedDrafter(
+            lambda request: plain.token_ids[
+                request.base_len + len(request.new_tokens) - request.prompt_len :
+            ][: request.k]
+        )
+        async with running_loop(models, gamma=8, drafts=drafter) as (loop, _, _):
+            stream = Stream(make_params(3), eos_token_ids=[eos])
+            loop.add(stream.sequence)
+            await stream.sequence.done.wait()
+            assert stream.token_ids == plain.token_ids[: end + 1]
+            assert stream.deltas[-1].finish_reason is FinishReason.STOP
+            assert stream.text == CharacterTokenizer().decode(
+                plain.token_ids[:end], skip_special_tokens=True
+            )
+            ignoring = Stream(make_params(4, ignore_eos=True), eos_token_ids=[eos])
+            loop.add(ignoring.sequence)
+            await ignoring.sequence.done.wait()
+            assert len(ignoring.token_ids) == NUM_TOKENS
+            assert ignoring.deltas[-1].finish_reason is FinishReason.LENGTH
+
+    async def test_a_stop_string_ends_the_text_before_it(self, models: Models) -> None:
+        plain = await self.plain(models, make_params(3))
+        stop = plain.text[8:11]
+        cut = plain.text.index(stop)
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, targets, _):
+            (stream,) = await run_all(loop, [make_params(3, stop=(stop,))], concurrency=1)
+            assert stream.text == plain.text[:cut]
+            assert stream.token_ids == plain.token_ids[: cut + 3]
+            assert stream.deltas[-1].finish_reason is FinishReason.STOP
+            await wait_until(lambda: targets.num_used_blocks == 0)
+
+    @pytest.mark.parametrize("max_tokens", [1, 2, 5])
+    async def test_max_tokens_is_met_exactly(self, max_tokens: int, models: Models) -> None:
+        async with running_loop(models, gamma=8, drafts=model_drafts(models)) as (loop, _, _):
+            params = make_params(2, max_tokens=max_tokens)
+            (stream,) = await run_all(loop, [params], concurrency=1)
+            assert len(stream.token_ids) == max_tokens
+
+
+class TestCancel:
+    async def cancel_all(
+        self, models: Models, reach: Callable[[list[Stream], LocalWorkers], Awaitable[object]]
+    ) -> None:
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts) as (loop, targets, _):
+            streams = [Stream(make_params(seed)) for seed in range(8)]
+            for stream in streams:
+                loop.add(stream.sequence)
+            await reach(streams, targets)
+            for stream in streams:
+                loop.cancel(stream.sequence)
+            await wait_until(lambda: loop.num_live == 0)
+            await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
+            assert targets.num_sequences + drafts.num_sequences == 0
+
+    async def test_before_anything_has_run(self, models: Models) -> None:
+        await self.cancel_all(models, lambda *_: asyncio.sleep(0))
+
+    async def test_during_prefill(self, models: Models) -> None:
+        await self.cancel_all(
+            models, lambda _, targets: wait_until(lambda: targets.num_used_blocks > 0)
+        )
+
+    async def test_mid_stream(self, models: Models) -> None:
+        await self.cancel_all(
+            models, lambda streams, _: asyncio.gather(*[s.first_delta.wait() for s in streams])
+        )
+
+    async def test_twice_or_after_the_end_is_nothing(self, models: Models) -> None:
+        async with running_loop(models) as (loop, _, _):
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            loop.cancel(stream.sequence)
+            loop.cancel(stream.sequence)
+            assert stream.deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+class TestFailure:
+    async def test_no_target_for_too_long_is_an_error_that_says_so(self, models: Models) -> None:
+        options = LoopOptions(recovery_timeout_s=0.3)
+        async with running_loop(models, options=options) as (loop, targets, _):
+            targets.kill("replica-0")
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            assert isinstance(stream.error, TargetUnavailableError)
+            assert "no target group answered" in str(stream.error)
+            assert loop.num_live == 0
+
+    async def test_a_target_that_comes_back_in_time_goes_on(self, models: Models) -> None:
+        async with running_loop(models) as (loop, targets, _):
+            plain = await run_all(loop, [make_params(1)], concurrency=1)
+            targets.kill("replica-0")
+            asyncio.get_running_loop().call_later(0.5, targets.start_replica)
+            (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
+            assert stream.token_ids == plain[0].token_ids
+
+    async def test_a_defect_ends_its_sequences_and_no_others(
+        self, models: Models, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with running_loop(models) as (loop, targets, _):
+            broken = Stream(make_params(1))
+            targets.before_call = lambda: 1 / 0
+            loop.add(broken.sequence)
+            await broken.sequence.done.wait()
+            targets.before_call = lambda: None
+            assert isinstance(broken.error, GenerationFailedError)
+            assert "division" not in str(broken.error)
+            assert "ZeroDivisionError" in caplog.text
+            (stream,) = await run_all(loop, [make_params(2)], concurrency=1)
+            assert len(stream.token_ids) == NUM_TOKENS

@@ -1,0 +1,68 @@
+"""Reading prompts with a real tokenizer: how long a text may be, and several at a time."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import bundled
+from deployments.router.prompts import PromptReader
+from deployments.router.tokenizer import load_tokenizer
+from workers.errors import ContextLengthError
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(bundled.resolve(bundled.TARGET_NAME))
+
+
+async def test_no_text_that_fits_is_refused(tokenizer: Any) -> None:
+    """Each token's text, as often as the context has room for it."""
+    reader = PromptReader(tokenizer, max_model_len=5)
+    texts = [
+        tokenizer.decode([token], skip_special_tokens=False) for token in range(len(tokenizer))
+    ]
+    longest = max(texts, key=len)
+    prompts = [text * 5 for text in texts if "\N{REPLACEMENT CHARACTER}" not in text]
+    read = await reader.read(prompts)
+    assert len(read) == len(prompts) > 3900
+    assert read == [tuple(tokenizer.encode(prompt)) for prompt in prompts]
+    with pytest.raises(ContextLengthError) as caught:
+        await reader.read(["é" * 1000])
+    assert caught.value.field == "prompt"
+    with pytest.raises(ContextLengthError):
+        await reader.read([longest * 20])
+
+
+async def test_texts_and_ids_keep_their_order(tokenizer: Any) -> None:
+    reader = PromptReader(tokenizer, max_model_len=100)
+    ids = (5, 6, 7)
+    a, b = tuple(tokenizer.encode("def f(")), tuple(tokenizer.encode("class A"))
+    assert await reader.read(["def f(", ids, "class A", ids]) == [a, ids, b, ids]
+    assert await reader.read([ids]) == [ids]
+
+
+async def test_a_tokenizer_that_would_truncate_reads_whole_texts_in_threads(
+    tmp_path: Path,
+) -> None:
+    source = Path(bundled.resolve(bundled.TARGET_NAME))
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(source / name, tmp_path / name)
+    settings = json.loads((source / "tokenizer.json").read_text())
+    settings["truncation"] = {
+        "direction": "Right",
+        "max_length": 4,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
+    tokenizer: Any = load_tokenizer(str(tmp_path))
+    assert tokenizer.backend_tokenizer.truncation is None  # nothing is left to be changed
+    reader = PromptReader(tokenizer, max_model_len=1000)
+    text = "def f(x): return x\n" * 40
+    reads = await asyncio.gather(*[reader.read([text]) for _ in range(8)])
+    assert len({read[0] for read in reads}) == 1
+    assert len(reads[0][0]) > 4

@@ -1,0 +1,176 @@
+"""The bundled pair, and growing it."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from cluster import bundled
+from tandem.demo.corpus import (
+    Corpus,
+    encode_documents,
+    held_out_prompts,
+    train_tokenizer,
+)
+from tandem.demo.grow import GrownSize, grow, grow_to_folder
+from tandem.demo.pair import train_pair
+from tandem.demo.training import TrainingOptions, text_loss
+from workers.errors import ConfigError
+
+MIB = 1024**2
+TARGET = bundled.resolve(bundled.TARGET_NAME)
+DRAFT = bundled.resolve(bundled.DRAFT_NAME)
+
+
+class TestBundledPair:
+    def test_names_resolve_to_folders_and_others_to_themselves(self) -> None:
+        assert Path(TARGET, "model.safetensors").exists()
+        assert Path(DRAFT, "model.safetensors").exists()
+        assert bundled.resolve("org/model") == "org/model"
+
+    def test_sizes_are_as_described(self) -> None:
+        files = [path for path in bundled.PAIR_FOLDER.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) < 16 * MIB
+        for folder, low, high in ((TARGET, 3.5e6, 4.5e6), (DRAFT, 0.8e6, 1.2e6)):
+            model = LlamaForCausalLM.from_pretrained(folder, dtype="auto")
+            assert model.dtype == torch.bfloat16
+            assert low < model.num_parameters() < high
+
+    def test_report_is_there_and_good_enough(self) -> None:
+        report = json.loads((bundled.PAIR_FOLDER / "report.json").read_text())
+        assert report["greedy_agreement"] >= 0.65
+        assert report["target_held_out_loss"] < report["draft_held_out_loss"] < 4
+        assert report["command"].startswith("python -m cluster demo-train")
+
+    def test_draft_agrees_with_the_target_as_reported(self) -> None:
+        """On fewer prompts than the report: within what so few can tell."""
+        target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        draft = LlamaForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(TARGET)
+        num_agreed, num_tokens = 0, 0
+        for prompt in held_out_prompts(Corpus.load(), 12):
+            inputs = tokenizer(prompt, return_tensors="pt")
+            prompt_len = inputs.input_ids.shape[1]
+            output = target.generate(
+                input_ids=inputs.input_ids,
+                attention_mask=inputs.attention_mask,
+                max_new_tokens=64,
+                do_sample=False,
+            )
+            guesses = draft(output[:, :-1]).logits.argmax(-1)[:, prompt_len - 1 :]
+            num_agreed += int((guesses == output[:, prompt_len:]).sum())
+            num_tokens += guesses.numel()
+        report = json.loads((bundled.PAIR_FOLDER / "report.json").read_text())
+        assert abs(num_agreed / num_tokens - report["greedy_agreement"]) < 0.15
+
+
+class TestGrow:
+    def test_function_is_preserved(self) -> None:
+        model = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        size = GrownSize(hidden_size=512, intermediate_size=1500, num_layers=7)
+        grown = grow(model, size)
+        assert grown.num_parameters() > 4 * model.num_parameters()
+        tokens = torch.randint(0, 4096, (2, 60), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            difference = (model(tokens).logits - grown(tokens).logits).abs().max()
+        assert difference < 1e-4
+        assert len(grown.model.layers) == 7
+
+    def test_what_is_new_is_not_zero(self) -> None:
+        """Else a benchmark would measure multiplications by nothing."""
+        model = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        grown = grow(model, GrownSize(hidden_size=512, intermediate_size=1500, num_layers=7))
+        for name in ("q_proj", "k_proj", "v_proj"):
+            weight = getattr(grown.model.layers[0].self_attn, name).weight
+            assert (weight == 0).float().mean() < 0.01
+
+    def test_the_default_is_a_287m_model(self, tmp_path: Path) -> None:
+        num_parameters = grow_to_folder(TARGET, tmp_path, GrownSize())
+        assert 250e6 < num_parameters < 300e6
+        assert len(AutoTokenizer.from_pretrained(tmp_path)) == 4096
+
+    @pytest.mark.parametrize(
+        ("size", "words"),
+        [
+            (GrownSize(hidden_size=500), "hidden_size 500 is no multiple of the source's 256"),
+            (GrownSize(hidden_size=512, intermediate_size=100), "intermediate_size 100"),
+            (GrownSize(hidden_size=512, num_layers=2), "num_layers 2 is less"),
+        ],
+    )
+    def test_impossible_sizes_say_so(self, size: GrownSize, words: str) -> None:
+        model = LlamaForCausalLM.from_pretrained(TARGET)
+        with pytest.raises(ConfigError, match=words):
+            grow(model, size)
+
+
+class TestCorpus:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def corpus(cls) -> Corpus:
+        return Corpus.load()
+
+    def test_held_out_files_are_few_and_never_trained_on(self, corpus: Corpus) -> None:
+        training = {document.name for document in corpus.training}
+        held_out = {document.name for document in corpus.held_out}
+        assert not training & held_out
+        assert 10 < len(held_out) < 0.15 * len(training)
+        assert "ast.py" in held_out
+        assert not [name for name in training | held_out if name.startswith("test/")]
+
+    def test_prompts_are_seeded_and_held_out(self, corpus: Corpus) -> None:
+        prompts = held_out_prompts(corpus, 50)
+        assert len(prompts) == len(set(prompts)) == 50
+        assert prompts == held_out_prompts(corpus, 50)
+        assert prompts[:10] == held_out_prompts(corpus, 10)
+        texts = [document.text for document in corpus.held_out]
+        assert all(any(prompt in text for text in texts) for prompt in prompts)
+
+    def test_tokenizer_and_encoding_are_reproducible(self, corpus: Corpus) -> None:
+        few = corpus.training[:20]
+        tokenizers = [train_tokenizer(few, 600) for _ in range(2)]
+        assert tokenizers[0].to_str() == tokenizers[1].to_str()
+        tokens = encode_documents(tokenizers[0], few, seed=1)
+        assert np.array_equal(tokens, encode_documents(tokenizers[1], few, seed=1))
+        assert (tokens == 0).sum() == len(few)
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_products_are_in_bf16_only_where_there_are_kernels(
+    has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere each takes many times what it takes in fp32."""
+    monkeypatch.setattr("tandem.demo.training.has_kernels", lambda: has_kernels)
+    model = LlamaForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+    tokens = torch.arange(1, 9)[None]
+    expected = F.cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:])
+    assert (text_loss(model, tokens) == expected) != has_kernels
+
+
+def test_training_runs_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two steps of everything: files, report, progress bars. What they learn is not the point."""
+    corpus = Corpus.load()
+    short = next(d for d in corpus.held_out if 4_000 < len(d.text) < 10_000)
+    few = Corpus(training=corpus.training[:40], held_out=(short,))
+    monkeypatch.setattr("tandem.demo.pair.Corpus.load", lambda: few)
+    monkeypatch.setattr("tandem.demo.pair.NUM_CONTINUATION_BATCHES", 1)
+    monkeypatch.setattr("tandem.demo.pair.CONTINUATION_BATCH_SIZE", 2)
+    monkeypatch.setattr("tandem.demo.pair.NUM_AGREEMENT_PROMPTS", 1)
+    small_batches = partial(TrainingOptions, batch_tokens=1024)
+    monkeypatch.setattr("tandem.demo.training.TrainingOptions", small_batches)
+    report = train_pair(
+        tmp_path, target_steps=2, draft_steps=2, seed=0, compile=False, command="test"
+    )
+    assert json.loads((tmp_path / "report.json").read_text())["seed"] == 0
+    assert report.target_held_out_loss < 9
+    for name in ("target", "draft"):
+        assert (tmp_path / name / "model.safetensors").exists()
+    shown = capsys.readouterr().err
+    assert "target: 100%" in shown
+    assert "loss=" in shown

@@ -1,0 +1,197 @@
+"""Compiled forwards against the models' own.
+
+Each family is compiled once per machine, which takes some 20 s on its first run.
+"""
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.tiny_models import save_model
+from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
+from workers.cpu import compiled_step, machine_cache, native, packed_linear, step_probe
+from workers.cpu.compiled_step import CompiledStep
+from workers.cpu.packed_linear import has_streams
+from workers.cpu.step_probe import TOLERANCES, make_inputs
+from workers.model import Model, load_model
+from workers.paged_model import CacheOptions
+from workers.target import Target
+
+needs_compiler = pytest.mark.skipif(
+    not native.load_operators(), reason="no C++ compiler on this machine"
+)
+BLOCK_SIZE = 4
+CACHE = CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=8)
+# the second one: packed bf16 products, a sliding window, a soft cap, two kinds of layers
+KINDS = [("llama", "float32"), ("gemma2", "bfloat16")]
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As on a machine that has compiled nothing yet."""
+    folder = str(tmp_path / "cache")
+    monkeypatch.setattr(machine_cache.cpp_extension, "get_default_build_root", lambda: folder)
+    return tmp_path / "cache"
+
+
+def make_model(folder: Path, family: str = "llama", dtype: str = "float32") -> Model:
+    name = save_model(folder, family, num_hidden_layers=2)
+    return load_model(name, dtype=dtype, device="cpu")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("family", "dtype"), KINDS)
+def test_logits_are_the_models_own(family: str, dtype: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path, family, dtype)
+    step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
+    assert step is not None
+    tolerance = TOLERANCES[model.dtype]
+    for lens in [
+        ((0, 1),),
+        ((40, 7),),
+        ((0, 20), (3, 1), (11, 2)),
+        tuple((i, 1) for i in range(9)),
+    ]:
+        expected = model.forward(make_inputs(model, lens, block_size=BLOCK_SIZE)).float()
+        logits = step(make_inputs(model, lens, block_size=BLOCK_SIZE)).float()
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance * scale)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("family", "dtype"), KINDS)
+def test_compiled_logits_are_the_same_in_any_batch(family: str, dtype: str, tmp_path: Path) -> None:
+    """A sequence's first token, alone and in steps of more tokens and sequences: bit for bit."""
+    model = make_model(tmp_path, family, dtype)
+    if not has_streams(model.dtype):
+        pytest.skip("needs products that do not know the batch")
+    step = compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
+    assert step is not None
+    first_rows = [
+        step(make_inputs(model, lens, block_size=BLOCK_SIZE))[0]
+        for lens in (((40, 1),), ((40, 7),), ((40, 3), (3, 1), (11, 2)), ((40, 1),) * 9)
+    ]
+    for row in first_rows[1:]:
+        assert torch.equal(row, first_rows[0])
+
+
+@needs_compiler
+def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> None:
+    """One compiled forward serves all weights of a shape, and a running sequence goes on."""
+    plain = Target(make_model(tmp_path), CACHE)
+    target = Target(make_model(tmp_path), CACHE)
+    target.start_compiling().join()
+    assert isinstance(target._paged._forward._forward, CompiledStep)
+    for seed in range(4):
+        prompt = make_prompt(seed, 10 + 7 * seed)
+        for sampling in (GREEDY, SAMPLED):
+            expected = generate(plain, prompt, 40, sampling=sampling)
+            assert generate(target, prompt, 40, sampling=sampling) == expected
+            drafted = generate(target, prompt, 40, sampling=sampling, drafts=random_drafts(3, seed))
+            assert drafted == expected
+
+
+@needs_compiler
+@pytest.mark.parametrize("error", [1.0, float("nan")])
+@pytest.mark.usefixtures("empty_cache")
+def test_what_differs_is_not_used(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.touch())
+    monkeypatch.setattr(compiled_step, "CompiledStep", lambda *_: None)
+    monkeypatch.setattr(step_probe, "probe_error", lambda *_, **__: error)
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    target.start_compiling().join()
+    assert target._paged._forward._forward == target._paged.model.forward
+    assert f"is off by {error:.3g}: not used" in caplog.text
+
+
+@needs_compiler
+def test_a_spoilt_package_is_not_used(
+    empty_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.write_bytes(b"no zip"))
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    target.start_compiling().join()
+    assert len(list(empty_cache.rglob("forward-*.pt2"))) == 1
+    assert "is not compiled, so it is slower" in caplog.text
+    assert generate(target, make_prompt(1, 10), 10)
+
+
+@needs_compiler
+@pytest.mark.skipif(not has_streams(torch.bfloat16), reason="weights are laid out in one way only")
+def test_a_forward_of_weights_laid_out_otherwise_is_not_taken(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.touch())
+    for streams in (True, False):
+        monkeypatch.setattr(packed_linear, "has_streams", lambda _, streams=streams: streams)
+        model = make_model(tmp_path / "model", dtype="bfloat16")
+        compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
+    assert len(list(empty_cache.rglob("forward-*.pt2"))) == 2
+
+
+@needs_compiler
+@pytest.mark.usefixtures("empty_cache")
+def test_what_cannot_be_compiled_runs_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled_step, "_compile_command", lambda *_: ["false"])
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    target.start_compiling().join()
+    assert "is not compiled, so it is slower" in caplog.text
+    assert generate(target, make_prompt(1, 10), 10)
+
+
+def test_what_no_compiler_takes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = make_model(tmp_path)
+    monkeypatch.setattr("workers.model.CpuKernel.find", lambda **_: None)
+    assert compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1) is None
+    assert "is not compiled: only our fused attention" in caplog.text
+
+
+@needs_compiler
+def test_a_kept_forward_is_loaded_however_little_memory_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a replica that is started again would give other texts than the one before."""
+    for available in (2**40, 0):
+        free = SimpleNamespace(available=available)
+        monkeypatch.setattr(compiled_step.psutil, "virtual_memory", lambda free=free: free)
+        target = Target(make_model(tmp_path), CacheOptions(block_size=4, kv_cache_gib=0.01))
+        target.start_compiling().join()
+        assert target.is_compiled
+        assert target.warnings == ()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("empty_cache")
+def test_nothing_is_compiled_without_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target(make_model(tmp_path / "model"), CACHE)
+    free = SimpleNamespace(available=1000)
+    monkeypatch.setattr(compiled_step.psutil, "virtual_memory", lambda: free)
+    target.start_compiling().join()
+    assert not target.is_compiled
+    assert "is not compiled, so it is slower: compiling needs" in caplog.text
+    assert "has no compiled forward here" in target.warnings[0]
+
+
+def test_a_compiler_ends_with_its_worker() -> None:
+    """The worker of this one has another number than the process that started it."""
+    code = "from workers.cpu.compiled_step import _end_with_worker; _end_with_worker(2**22 + 1)"
+    compiler = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
+    assert compiler.returncode == -signal.SIGKILL

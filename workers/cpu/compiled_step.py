@@ -1,0 +1,282 @@
+"""A model's forward as one compiled function, for CPUs, where Python is much of a step.
+
+torch.export makes a graph of the forward over the paged cache, and AOTInductor makes C++ of that,
+for any number of tokens, sequences and blocks. A process of its own compiles it once per machine,
+with low priority; weights are no part of it. Until it is there, and wherever it cannot be had, the
+model's own forward serves.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from torch import Tensor, nn
+
+from workers import attention
+from workers.attention import AttentionBatch, LayerCache
+from workers.cpu import kernel as cpu_kernel
+from workers.cpu import machine_cache, native, packed_linear, step_probe
+from workers.errors import first_line
+from workers.model import Model, StepInputs, load_model
+from workers.paged_kernel import PagedKernel, VarlenBatch
+from workers.precision import DTYPES
+
+logger = logging.getLogger(__name__)
+
+GIB = 1024**3
+NICENESS = 10
+WORKER_POLL_S = 1.0
+COMPILE_TIMEOUT_S = 1800.0
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpec:
+    """What a compiled forward is made for."""
+
+    model: str
+    dtype: str
+    block_size: int
+    num_threads: int
+
+
+class StepModule(nn.Module):
+    """The model's forward with nothing but tensors going in and out."""
+
+    def __init__(self, module: nn.Module, kernels: Sequence[PagedKernel | None]) -> None:
+        super().__init__()
+        self.module = module
+        self._kernels = kernels
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logit_rows: Tensor,
+        slot_mapping: Tensor,
+        query_starts: Tensor,
+        context_lens: Tensor,
+        block_table: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Tensor:
+        """Shapes as in StepInputs, AttentionBatch, VarlenBatch; the caches layer by layer."""
+        layers = [
+            LayerCache(keys=layer_keys, values=layer_values, kernel=kernel)
+            for layer_keys, layer_values, kernel in zip(keys, values, self._kernels, strict=True)
+        ]
+        varlen = VarlenBatch(
+            query_starts=query_starts,
+            context_lens=context_lens,
+            block_table=block_table,
+            max_query_len=0,  # the CPU kernel does not ask
+            max_context_len=0,
+        )
+        batch = AttentionBatch(
+            layers=layers, slot_mapping=slot_mapping, groups=(), output_index=None, varlen=varlen
+        )
+        output = self.module(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=logit_rows,
+            attention_batch=batch,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+class CompiledStep:
+    """A compiled forward with a model's weights in it."""
+
+    def __init__(self, path: Path, model: Model) -> None:
+        """Load it; raises RuntimeError."""
+        package = torch._inductor.aoti_load_package(str(path))
+        weights = _weights_of(model)
+        names = package.get_constant_fqns()
+        if missing := set(names) - set(weights):
+            raise RuntimeError(f"the compiled forward wants weights {sorted(missing)[:3]}")
+        self._weights = {name: weights[name] for name in names}  # the loader does not keep them
+        package.load_constants(self._weights, check_full_update=True, user_managed=True)
+        self._run = package.loader.boxed_run
+
+    @torch.inference_mode()
+    def __call__(self, inputs: StepInputs) -> Tensor:
+        """As Model.forward.  # [num_rows, vocab]"""
+        *vectors, keys, values = _tensors(inputs)
+        outputs: list[Tensor] = self._run([*vectors, *keys, *values])
+        return outputs[0]
+
+
+def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep | None:
+    """The model's compiled forward, compiled first if this machine has not; None if it has none.
+
+    Takes minutes at worst: call it beside the serving thread.
+    """
+    try:
+        if (obstacle := _obstacle(model, block_size)) is not None:
+            logger.info("%s is not compiled: %s", model.name, obstacle)
+            return None
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
+        spec = StepSpec(
+            model=model.name, dtype=dtype, block_size=block_size, num_threads=num_threads
+        )
+
+        def compile_for(output: Path) -> None:
+            _check_memory(model)  # a compiled one that is kept needs none
+            _compile(spec, output)
+
+        package = machine_cache.get_or_build("forward", ".pt2", _sources(model, spec), compile_for)
+        step = CompiledStep(package, model)
+        error = step_probe.probe_error(step, model, block_size=block_size)
+    except Exception as failure:  # whatever it is, the model's own forward serves
+        logger.warning("%s is not compiled, so it is slower: %s", model.name, first_line(failure))
+        return None
+    if not error <= step_probe.TOLERANCES[model.dtype]:
+        logger.warning("the compiled forward of %s is off by %.3g: not used", model.name, error)
+        return None
+    logger.info("%s runs its compiled forward from now on", model.name)
+    return step
+
+
+def _obstacle(model: Model, block_size: int) -> str | None:
+    """Why such a model is not compiled, if it is not."""
+    if model.device.type != "cpu" or model.dtype not in COMPILED_DTYPES:
+        return f"forwards in {model.dtype} on {model.device.type} are not"
+    if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
+        return "only our fused attention is one operator to a compiler, and it is not to be had"
+    return None
+
+
+def _check_memory(model: Model) -> None:
+    """Raises RuntimeError if the compiling process cannot load the model once more."""
+    needed, available = 2 * model.num_weight_bytes, psutil.virtual_memory().available
+    if needed > available:
+        raise RuntimeError(
+            f"compiling needs {needed / GIB:.1f} GiB of memory for a while, and "
+            f"{available / GIB:.1f} GiB are free"
+        )
+
+
+def _sources(model: Model, spec: StepSpec) -> list[str]:
+    """What the compiled code depends on, besides torch and the machine."""
+    config = model.module.config.to_dict()
+    config.pop("_name_or_path", None)
+    forward = sys.modules[type(model.module).__module__]
+    own_modules = (attention, cpu_kernel, native, packed_linear, step_probe)
+    traced = (forward, *own_modules, sys.modules[__name__])
+    own = [Path(module.__file__ or "").read_text() for module in traced]
+    shape = {
+        **asdict(spec),
+        "model": config,  # the configuration, not the name: no weights
+        "weights": sorted(_weights_of(model)),  # how weights are laid out for this machine
+    }
+    return [json.dumps(shape, sort_keys=True, default=str), transformers.__version__, *own]
+
+
+def _weights_of(model: Model) -> dict[str, Tensor]:
+    """The weights by the names that a compiled forward has for them."""
+    module = StepModule(model.module, ())
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _compile(spec: StepSpec, output: Path) -> None:
+    """In a process of its own: tracing would disturb the model that serves meanwhile."""
+    logger.info("compiling the forward of %s, once on this machine", spec.model)
+    started = time.monotonic()
+    result = subprocess.run(
+        _compile_command(spec, output),
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=COMPILE_TIMEOUT_S,
+        check=False,
+        start_new_session=True,  # see _end_with_worker
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"it cannot be compiled: {result.stderr.strip()[-500:]}")
+    logger.info("compiled in %.0f s", time.monotonic() - started)
+
+
+def _compile_command(spec: StepSpec, output: Path) -> list[str]:
+    arguments = [json.dumps(asdict(spec)), str(output), str(os.getpid())]
+    return [sys.executable, "-m", __name__, *arguments]
+
+
+def _end_with_worker(worker_pid: int) -> None:
+    """End this session's processes once the worker that wants the result is gone."""
+    while os.getppid() == worker_pid:
+        time.sleep(WORKER_POLL_S)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
+    threading.Thread(target=_end_with_worker, args=[worker_pid], daemon=True).start()
+    os.nice(NICENESS)
+    torch.set_num_threads(spec.num_threads)
+    model = load_model(spec.model, dtype=spec.dtype, device="cpu")
+    inputs = step_probe.make_inputs(model, step_probe.EXAMPLE, block_size=spec.block_size)
+    module = StepModule(model.module, [layer.kernel for layer in inputs.attention.layers])
+    auto = torch.export.Dim.AUTO
+    vector, matrix = {0: auto}, {0: auto, 1: auto}
+    caches = [vector for _ in model.layer_specs]
+    with torch.no_grad():
+        program = torch.export.export(
+            module,
+            _tensors(inputs),
+            dynamic_shapes=(
+                {1: auto},
+                {1: auto},
+                vector,
+                vector,
+                vector,
+                vector,
+                matrix,
+                caches,
+                caches,
+            ),
+            strict=False,
+        )
+    if packed_linear.has_streams(model.dtype):
+        packed_linear.join_products(program)
+    torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=str(output),
+        inductor_configs={"aot_inductor.package_constants_in_so": False},
+    )
+
+
+def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
+    """What StepModule is called with."""
+    batch = inputs.attention
+    assert batch.varlen is not None
+    return (
+        inputs.tokens,
+        inputs.positions,
+        inputs.logit_rows,
+        batch.slot_mapping,
+        batch.varlen.query_starts,
+        batch.varlen.context_lens,
+        batch.varlen.block_table,
+        [layer.keys for layer in batch.layers],
+        [layer.values for layer in batch.layers],
+    )
+
+
+if __name__ == "__main__":
+    _main(StepSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]))
