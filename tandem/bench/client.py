@@ -1,9 +1,9 @@
-"""Loads of streaming completions, and what they measured."""
+"""Loads of streamed completions, sent to an app of ours, and what they measured."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,12 +12,11 @@ from uuid import uuid4
 
 import httpx
 
-from workers.errors import ConfigError, TandemError
+from workers.errors import TandemError
 
 TIMEOUT_S = 600.0
 MAX_SHOWN_ERROR = 500
-"""Characters of a server's error."""
-OVERLOADED = frozenset({429, 503})
+"""Characters of a server's error that are shown."""
 
 Prompt = str | tuple[int, ...]
 
@@ -30,19 +29,12 @@ class BrokenOffError(LoadError):
     """The connection was cut, or there was nobody to connect to."""
 
 
-class RefusedError(LoadError):
-    """The server has too much to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A server of OpenAI's completions."""
+    """Where the app answers, and the name of its model."""
 
     url: str
     model: str
-    is_ours: bool
-    """Whether it knows our own fields, such as cache_salt."""
-    with_ignore_eos: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +44,11 @@ class Load:
     prompts: Sequence[Prompt]
     max_tokens: int
     temperature: float
-    nonce: str = field(default_factory=lambda: uuid4().hex[:12])
-    """Each load has another, or its prompts would be in the prefix cache already."""
+    salt: str = field(default_factory=lambda: uuid4().hex[:12])
+    """The requests' cache_salt: another load has another, so no prefix of it is cached."""
 
     def again(self, *, max_tokens: int | None = None) -> "Load":
-        """The same requests, of which none is in the prefix cache; or shorter ones."""
+        """The same requests under another salt, shorter ones if max_tokens is given."""
         return Load(
             prompts=self.prompts,
             max_tokens=max_tokens or self.max_tokens,
@@ -65,53 +57,83 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a completion so far."""
+
+    num_tokens: int
+    num_accepted: int
+    """Draft tokens among them."""
+    num_drafted: int
+    """Draft tokens that were verified, accepted or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Of a stream."""
+    """One event of a stream."""
 
     at_s: float
-    """By the clock of time.perf_counter."""
+    """When it came, by the clock of time.perf_counter."""
     text: str
-    num_tokens: int | None
-    """Of the completion so far, where the event says so."""
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Times by the clock of time.perf_counter."""
+    """A whole completion; times are by the clock of time.perf_counter."""
 
     started_s: float
-    """When the request was sent, or should have been."""
+    """When the request was sent."""
     ended_s: float
-    chunks_s: tuple[float, ...]
-    """When each piece of text came."""
-    num_tokens: int
-    text: str
+    events: tuple[Event, ...]
+    """The events with text."""
+    usage: Usage
+    """The usage of the last event."""
+
+    @property
+    def text(self) -> str:
+        """The completion."""
+        return "".join(event.text for event in self.events)
+
+    @property
+    def chunks_s(self) -> tuple[float, ...]:
+        """When each piece of text came."""
+        return tuple(event.at_s for event in self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """Times in seconds."""
+    """What a load measured."""
 
-    num_tokens: int
+    answers: tuple[Answer, ...]
     tokens_per_s: float
-    """Of all streams together."""
-    elapsed_s: float
-    """From the load's start to its last event."""
-    time_to_first_s: tuple[float, ...]
-    """From a request's start to its first text."""
-    chunk_gaps_s: tuple[float, ...]
-    """Between two chunks of a stream, of all streams."""
-    durations_s: tuple[float, ...]
-    """From a request's start to its end."""
-    texts: tuple[str, ...]
-    num_refused: int = 0
-    """Requests that the server had no room for; they are in none of the others."""
+    """Tokens per second of all streams together."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all completions."""
+        return sum(answer.usage.num_tokens for answer in self.answers)
+
+    @property
+    def time_to_first_s(self) -> tuple[float, ...]:
+        """Seconds from each request's start to its first text."""
+        return tuple(a.chunks_s[0] - a.started_s for a in self.answers if a.chunks_s)
+
+    @property
+    def chunk_gaps_s(self) -> tuple[float, ...]:
+        """Seconds between two chunks of a stream, for all streams."""
+        return tuple(late - early for a in self.answers for early, late in pairwise(a.chunks_s))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The completions, in the order of the prompts."""
+        return tuple(answer.text for answer in self.answers)
 
     @property
     def later_token_s(self) -> float:
-        """Per token of a stream after its first, which the prompt takes its time for."""
-        num_later = self.num_tokens - len(self.durations_s)
-        return (sum(self.durations_s) - sum(self.time_to_first_s)) / max(1, num_later)
+        """Seconds per token of a stream after its first token, which waits for the prompt."""
+        num_later = self.num_tokens - len(self.answers)
+        all_s = sum(answer.ended_s - answer.started_s for answer in self.answers)
+        return (all_s - sum(self.time_to_first_s)) / max(1, num_later)
 
 
 async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> LoadResult:
@@ -119,8 +141,8 @@ async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> Loa
 
     What is measured is a part of a long run. Streams begin with requests of several lengths, so
     that prompts do not come all at once, and go on with further ones until the last prompt is
-    complete; neither count. So there are always as many, and they make tokens at a rate of
-    concurrency * tokens / the sum of all requests' times.
+    complete; neither count. So there are always as many streams, and tokens per second are
+    concurrency * tokens / the sum of all requests' seconds.
     """
     num_prompts = len(load.prompts)
     left = iter(range(num_prompts))
@@ -128,74 +150,43 @@ async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> Loa
     async with http_client(endpoint) as client:
 
         async def ask(load: Load, index: int) -> Answer:
-            return await answer(client, endpoint, load, index, started_s=time.perf_counter())
+            return await answer(client, endpoint, load, index)
 
         async def keep_asking(stream: int) -> None:
-            of_others = stream % num_prompts
+            uncounted = stream % num_prompts
             if concurrency > 1:
                 num_tokens = max(1, load.max_tokens * (stream + 1) // concurrency)
-                await ask(load.again(max_tokens=num_tokens), of_others)
+                await ask(load.again(max_tokens=num_tokens), uncounted)
             for index in left:
                 answers[index] = await ask(load, index)
             while len(answers) < num_prompts:
-                await ask(load.again(), of_others)
+                await ask(load.again(), uncounted)
 
-        started_s = time.perf_counter()
         await _until_first_ends([keep_asking(stream) for stream in range(concurrency)])
-    in_order = [answers[index] for index in range(num_prompts)]
+    in_order = tuple(answers[index] for index in range(num_prompts))
     stream_s = sum(a.ended_s - a.started_s for a in in_order)
-    return _result(in_order, started_s=started_s, seconds=stream_s / concurrency)
-
-
-async def run_open(endpoint: Endpoint, load: Load, arrivals_s: Sequence[float]) -> LoadResult:
-    """Send each prompt at its time, whatever has become of the others; raises LoadError.
-
-    A request's times count from its arrival, so that what delays its sending is not left out.
-    """
-    async with http_client(endpoint) as client:
-        start_s = time.perf_counter()
-
-        async def run(index: int) -> Answer | None:
-            arrival_s = start_s + arrivals_s[index]
-            await asyncio.sleep(arrival_s - time.perf_counter())
-            try:
-                return await answer(client, endpoint, load, index, started_s=arrival_s)
-            except RefusedError:
-                return None
-
-        answers = await _run_all(run, len(load.prompts))
-    num_refused = len(load.prompts) - len(answers)
-    return _result(answers, started_s=start_s, num_refused=num_refused)
+    num_tokens = sum(a.usage.num_tokens for a in in_order)
+    return LoadResult(answers=in_order, tokens_per_s=concurrency * num_tokens / stream_s)
 
 
 def http_client(endpoint: Endpoint) -> httpx.AsyncClient:
-    """Without a limit of its own on what runs at a time: that is the load's to say."""
+    """A client without a limit of its own on connections: how many there are is the load's."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(base_url=endpoint.url, timeout=TIMEOUT_S, limits=limits)
 
 
-async def answer(
-    client: httpx.AsyncClient, endpoint: Endpoint, load: Load, index: int, *, started_s: float
-) -> Answer:
+async def answer(client: httpx.AsyncClient, endpoint: Endpoint, load: Load, index: int) -> Answer:
     """The whole completion of a load's prompt; raises LoadError."""
-    chunks_s, text, num_tokens = [], "", None
-    async with aclosing(stream(client, endpoint, load, index)) as events:
-        async for event in events:
-            num_tokens = num_tokens if event.num_tokens is None else event.num_tokens
+    started_s = time.perf_counter()
+    events: list[Event] = []
+    usage = Usage(num_tokens=0, num_accepted=0, num_drafted=0)
+    async with aclosing(stream(client, endpoint, load, index)) as stream_events:
+        async for event in stream_events:
+            usage = event.usage
             if event.text:
-                chunks_s.append(event.at_s)
-                text += event.text
-    if num_tokens is None:
-        raise LoadError(
-            f"{endpoint.url} sent no usage at the end of a stream, so tokens cannot be counted; it "
-            'must know "stream_options": {"include_usage": true}'
-        )
+                events.append(event)
     return Answer(
-        started_s=started_s,
-        ended_s=time.perf_counter(),
-        chunks_s=tuple(chunks_s),
-        num_tokens=num_tokens,
-        text=text,
+        started_s=started_s, ended_s=time.perf_counter(), events=tuple(events), usage=usage
     )
 
 
@@ -214,7 +205,9 @@ async def stream(
     try:
         async with client.stream("POST", "/v1/completions", json=request) as response:
             if response.status_code != 200:
-                raise _refusal(endpoint, response.status_code, (await response.aread()).decode())
+                body = (await response.aread()).decode()[:MAX_SHOWN_ERROR]
+                status = response.status_code
+                raise LoadError(f"{endpoint.url} answered with status {status}: {body}")
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":
@@ -224,29 +217,18 @@ async def stream(
 
 
 def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
-    """What is asked of the server.
-
-    Servers that are not ours are sent OpenAI's own fields only, and ignore_eos unless the endpoint
-    says otherwise; a line of its own before a prompt stands in for the salt.
-    """
-    prompt = load.prompts[index]
-    request = {
+    """The JSON of a load's request, which asks for its tokens whatever the model says."""
+    return {
         "model": endpoint.model,
-        "prompt": prompt,
+        "prompt": load.prompts[index],
         "max_tokens": load.max_tokens,
         "temperature": load.temperature,
         "seed": index,
+        "ignore_eos": True,
+        "cache_salt": load.salt,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
-    if endpoint.with_ignore_eos:
-        request["ignore_eos"] = True
-    if endpoint.is_ours:
-        request["cache_salt"] = load.nonce
-    else:
-        assert isinstance(prompt, str), "token ids mean something to our own tokenizer only"
-        request["prompt"] = f"# {load.nonce}\n{prompt}"
-    return request
 
 
 async def _until_first_ends(works: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -260,66 +242,23 @@ async def _until_first_ends(works: Sequence[Coroutine[Any, Any, None]]) -> None:
         await cancel_all(tasks)
 
 
-async def _run_all(
-    run: Callable[[int], Coroutine[Any, Any, Answer | None]], num_requests: int
-) -> list[Answer]:
-    """What came of them, refused ones left out; the first that fails ends all."""
-    tasks = [asyncio.create_task(run(index)) for index in range(num_requests)]
-    try:
-        answers = [a for a in await asyncio.gather(*tasks) if a is not None]
-    finally:
-        await cancel_all(tasks)
-    if not answers:
-        raise LoadError(f"the server refused all of {num_requests} requests; offer it fewer")
-    return answers
-
-
-def _result(
-    answers: Sequence[Answer],
-    *,
-    started_s: float,
-    seconds: float | None = None,
-    num_refused: int = 0,
-) -> LoadResult:
-    """`seconds` are those that the tokens took, if not all from the start to the end."""
-    num_tokens = sum(a.num_tokens for a in answers)
-    elapsed_s = max(a.ended_s for a in answers) - started_s
-    return LoadResult(
-        num_tokens=num_tokens,
-        tokens_per_s=num_tokens / (elapsed_s if seconds is None else seconds),
-        elapsed_s=elapsed_s,
-        time_to_first_s=tuple(a.chunks_s[0] - a.started_s for a in answers if a.chunks_s),
-        chunk_gaps_s=tuple(
-            after - before for a in answers for before, after in pairwise(a.chunks_s)
-        ),
-        durations_s=tuple(a.ended_s - a.started_s for a in answers),
-        texts=tuple(a.text for a in answers),
-        num_refused=num_refused,
-    )
-
-
 def _event(endpoint: Endpoint, data: str) -> Event:
     try:
         body = json.loads(data)
         if "error" in body:
             raise LoadError(f"{endpoint.url} ended a completion: {body['error']}")
-        usage = body.get("usage")
+        details = body["usage"]["completion_tokens_details"]
+        num_accepted = int(details["accepted_prediction_tokens"])
         return Event(
             at_s=time.perf_counter(),
-            text="".join(choice.get("text") or "" for choice in body["choices"]),
-            num_tokens=int(usage["completion_tokens"]) if usage else None,
+            text="".join(choice["text"] for choice in body["choices"]),
+            usage=Usage(
+                num_tokens=int(body["usage"]["completion_tokens"]),
+                num_accepted=num_accepted,
+                num_drafted=num_accepted + int(details["rejected_prediction_tokens"]),
+            ),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise LoadError(
             f"{endpoint.url} sent what is no event of a completion: {data[:MAX_SHOWN_ERROR]}"
         ) from error
-
-
-def _refusal(endpoint: Endpoint, status: int, body: str) -> TandemError:
-    if "ignore_eos" in body and not endpoint.is_ours:
-        return ConfigError(
-            f"{endpoint.url} refuses ignore_eos ({body[:MAX_SHOWN_ERROR]}); give --no-ignore-eos: "
-            "completions then end where the model ends them"
-        )
-    message = f"{endpoint.url} answered with status {status}: {body[:MAX_SHOWN_ERROR]}"
-    return RefusedError(message) if status in OVERLOADED else LoadError(message)

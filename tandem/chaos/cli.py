@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import bundled
-from tandem.bench.arguments import above_zero, temperature, whole
+from tandem.arguments import above_zero, temperature, whole
 from tandem.bench.client import Load
 from tandem.bench.texts import make_prompts
 from tandem.chaos.events import Blow, kinds_of_events

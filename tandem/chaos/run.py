@@ -143,7 +143,7 @@ class _Run:
         while True:
             sent_s = time.perf_counter()
             try:
-                got = await answer(client, self._endpoint, self._load, index, started_s=sent_s)
+                got = await answer(client, self._endpoint, self._load, index)
             except BrokenOffError:
                 if not self._outage.explains(sent_s=sent_s, now_s=time.perf_counter()):
                     raise

@@ -67,7 +67,7 @@ async def test_killed_processes_change_no_text(deploy: Deploy, prompts: list[str
     kills = kinds_of_events(num_ranks=2, blows=[Blow.KILL])
     kinds = tuple(kill for kill in kills if kill.victim is not Victim.PROXY)
     report = await run_chaos(
-        Endpoint(url=served.url, model=MODEL, is_ours=True),
+        Endpoint(url=served.url, model=MODEL),
         Load(prompts=prompts[:8], max_tokens=NUM_TOKENS, temperature=0.8),
         Victims(APP),
         ChaosOptions(
