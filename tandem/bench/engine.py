@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster import bundled
 from tandem.arguments import whole
@@ -81,7 +81,7 @@ def run(options: Options) -> str:
 
 
 def _measure(
-    plain: nn.Module,
+    plain: PreTrainedModel,
     target: Target,
     drafter: ModelDrafter,
     num_sequences: int,
@@ -176,6 +176,6 @@ def _products(model: nn.Module, num_tokens: int) -> Action:
 
 
 @torch.inference_mode()
-def _own_forward(model: nn.Module, num_sequences: int, num_tokens: int) -> Action:
+def _own_forward(model: PreTrainedModel, num_sequences: int, num_tokens: int) -> Action:
     tokens = torch.ones(num_sequences, num_tokens, dtype=torch.long, device=model.device)
     return torch.inference_mode()(lambda: model(input_ids=tokens, use_cache=False))
