@@ -112,11 +112,16 @@ def test_commands_and_their_options_exist() -> None:
     tried = [words for command in commands("tandem") if (words := _words(command))]
     assert {"bench", "chaos", "plan", "demo-train"} <= {words[0] for words in tried}
     for words in tried:
-        make_parser(OTHERS).parse_args(with_default_subject(words))
+        if len(words) > 1:
+            make_parser(OTHERS).parse_args(with_default_subject(words))
+            continue
+        with pytest.raises(SystemExit) as caught:  # only named: it has some help
+            make_parser(OTHERS).parse_args([*words, "--help"])
+        assert caught.value.code == 0, words
 
 
 def _words(command: str) -> list[str]:
-    """The arguments of a command of argparse; none of one that has a parser of its own."""
+    """The arguments of a command; none of one that has a parser of its own, or is a pattern."""
     words = shlex.split(command.replace("<", "").replace(">", "").replace("...", ""))[1:]
     is_other = not words or words[0] in {"serve", "fuzz"} or "--help" in words
     return [] if is_other or "subject" in words or "command" in words else words
