@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Machine(BaseModel):
-    """What there is to run on, beside the GPUs, which torch finds."""
+    """The cores and the memory to run on; torch finds the GPUs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,7 +34,7 @@ class Machine(BaseModel):
 
 
 class FoundModel(BaseModel):
-    """What will be loaded of a model, and how much it can hold."""
+    """A model as it will be loaded, and how much it can hold."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -58,7 +58,7 @@ class Question(BaseModel):
 
 
 class Answer(BaseModel):
-    """A sentence about what is wrong; or the target and the draft, if there is one."""
+    """Either a sentence about what is wrong, or the target and the draft, if there is one."""
 
     error: str | None = None
     found: tuple[FoundModel, ...] = ()

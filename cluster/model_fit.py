@@ -28,7 +28,7 @@ from workers.vocabulary import check_shared_vocabulary
 
 
 def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
-    """See `cluster.model_check.check_models`; the models' files are there."""
+    """Check the models, whose files are there; `cluster.model_check.check_models` says how."""
     config = _read_config(args.target)
     check_tensor_parallel(args.target, config, args.tensor_parallel_size)
     _check_length(args, max_position_of(args.target, config))
@@ -99,7 +99,7 @@ def _check_cache(args: AppArgs, plan: Plan) -> None:
 
 
 def _rounded_up(gib: float) -> str:
-    """To two digits."""
+    """A size rounded up to two digits, as it is written in an option."""
     unit = 10.0 ** (math.floor(math.log10(gib)) - 1)
     return f"{math.ceil(gib / unit) * unit:.6g}"
 

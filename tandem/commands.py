@@ -17,7 +17,7 @@ from workers.errors import TandemError
 logger = logging.getLogger(__name__)
 
 Commands = Any
-"""What `add_subparsers` returns; argparse keeps its type to itself."""
+"""The type that `add_subparsers` returns, which argparse keeps private."""
 
 
 def make_parser(others: Mapping[str, str]) -> argparse.ArgumentParser:

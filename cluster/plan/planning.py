@@ -18,14 +18,14 @@ from workers.model import load_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What runs where, with which memory, and whether that fits."""
+    """A placed fleet with its memory, and whether that fits."""
 
     fleet: Fleet
     layout: Layout
     bundles: GroupBundles
-    """Of each target group."""
+    """The bundles that each target group asks Ray for."""
     problems: tuple[str, ...]
-    """What does not fit; none if all does."""
+    """Sentences about what does not fit; empty if all does."""
     notes: tuple[str, ...]
 
 

@@ -20,7 +20,7 @@ from workers.model import load_config
 
 MODEL_NAME = "bench"
 DYNAMIC_MAX = 16
-"""What a dynamic gamma may go up to: the app's default."""
+"""The longest draft of a dynamic gamma: the app's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ class Event:
     """One event of a stream."""
 
     at_s: float
-    """When it came, by the clock of time.perf_counter."""
+    """The time at which it came, by the clock of time.perf_counter."""
     text: str
     usage: Usage
 
@@ -82,7 +82,7 @@ class Answer:
     """A whole completion; times are by the clock of time.perf_counter."""
 
     started_s: float
-    """When the request was sent."""
+    """The time at which the request was sent."""
     ended_s: float
     events: tuple[Event, ...]
     """The events with text."""
@@ -96,13 +96,13 @@ class Answer:
 
     @property
     def chunks_s(self) -> tuple[float, ...]:
-        """When each piece of text came."""
+        """The times at which the pieces of text came."""
         return tuple(event.at_s for event in self.events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What a load measured."""
+    """The answers to a load, and their speed."""
 
     answers: tuple[Answer, ...]
     tokens_per_s: float

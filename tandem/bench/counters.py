@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import httpx
 
 REPORT_MS = 1000
-"""How often the processes of the app under test tell Ray what they have counted."""
+"""Milliseconds between two reports of the app's processes to Ray."""
 # Ray's names: counters end with _total, histograms with _sum and _count. Labels of ours are kept.
 _LINE = re.compile(r"^ray_tandem_(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _PHASE = re.compile(r'\bphase="(\w+)"')
@@ -20,7 +20,7 @@ class Counters:
     values: dict[str, float]
 
     def since(self, earlier: "Counters") -> "Counters":
-        """What was counted after an earlier reading."""
+        """The counts since an earlier reading."""
         return Counters({k: v - earlier.values.get(k, 0.0) for k, v in self.values.items()})
 
     def __getitem__(self, name: str) -> float:

@@ -33,7 +33,7 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ModelOptions):
-    """How often, and by how many threads."""
+    """The number of repeats and of threads."""
 
     repeats: int = option(20, "timed steps of each kind; medians count", type=whole)
     num_threads: int | None = option(None, "threads (default: torch's own)", type=whole)

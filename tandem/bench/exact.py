@@ -33,7 +33,7 @@ MAX_LEN = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ModelOptions):
-    """How much is decoded in each way."""
+    """The prompts and the tokens that are decoded in each way."""
 
     num_prompts: int = option(8, "prompts, each decoded in every way", type=whole)
     max_tokens: int = option(128, "tokens of a completion", type=whole)
@@ -46,8 +46,8 @@ class ExactRow:
     name: str
     num_texts: int
     gaps: tuple[float, ...]
-    """For each text that differs: between the logits of the two tokens where it first does, in
-    fp32 arithmetic with the same weights."""
+    """The distance of the logits of the two tokens where a text first differs, for each text that
+    does, in fp32 arithmetic with the same weights."""
 
 
 class _Decoder:
@@ -139,7 +139,7 @@ def run(options: Options) -> str:
 
 
 def _make_decoder(target_name: str, options: Options) -> _Decoder:
-    """Without a prefix cache: every text is to be computed as its way of decoding does."""
+    """A decoder without a prefix cache, so that each way of decoding computes all of its texts."""
     cache = CacheOptions(max_num_seqs=BATCH_SIZE, max_model_len=MAX_LEN, prefix_caching=False)
     target = Target(load_model(target_name), cache)
     drafter = ModelDrafter(load_draft_model(bundled.resolve(options.draft)), cache)
@@ -166,7 +166,7 @@ def logit_gaps(
     plain: Sequence[Sequence[int]],
     texts: Sequence[Sequence[int]],
 ) -> tuple[float, ...]:
-    """For each text that differs from the plain one: how far apart the two tokens' logits were."""
+    """The distance of the two tokens' logits where a text first differs, for each that does."""
     forks = []
     for prompt, expected, text in zip(prompts, plain, texts, strict=True):
         pairs = enumerate(zip(expected, text, strict=True))

@@ -30,7 +30,7 @@ from workers.errors import ConfigError
 
 RANKS = (50, 95, 99, 100)
 MOST_CHARACTERS_PER_TOKEN = 16
-"""On average over a long text."""
+"""The most characters per token of a long text, on average."""
 POLL_S = 0.01
 
 
@@ -51,11 +51,11 @@ class Interference:
     """One long prompt among streams; times are by the clock of time.perf_counter."""
 
     began_s: float
-    """When all streams had begun."""
+    """The time at which all streams had begun."""
     sent_s: float
-    """When the long prompt was sent."""
+    """The time at which the long prompt was sent."""
     first_s: float
-    """When its first text came."""
+    """The time at which its first text came."""
     chunks: tuple[tuple[Event, ...], ...]
     """The pieces of text of each stream."""
 
@@ -215,7 +215,7 @@ def _measure(
 
 
 async def _first_text(client: httpx.AsyncClient, endpoint: Endpoint, load: Load) -> float:
-    """When the first text came; the rest of the completion is awaited too."""
+    """The time of the first text; the rest of the completion is awaited too."""
     first_s = None
     async with aclosing(stream(client, endpoint, load, 0)) as events:
         async for event in events:

@@ -24,7 +24,7 @@ GIB = 1024**3
 
 
 def environment() -> dict[str, Any]:
-    """When, of what and on what a result was made."""
+    """The date, the commit, the machine and the versions of a result."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -100,7 +100,14 @@ def _page(results: Mapping[str, Any]) -> str:
         + ". Written by `tandem bench`; [benchmarking](../benchmarking.md) explains the columns.",
     ]
     for command, result in results.items():
-        lines += ["", f"## `{command}`", "", f"Commit {result['commit']}.", "", result["tables"]]
+        lines += [
+            "",
+            f"## `{command}`",
+            "",
+            f"Commit {result['commit']}.",
+            "",
+            result["tables"].rstrip(),
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -15,7 +15,7 @@ DYNAMIC: Literal["dynamic"] = "dynamic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the app is asked to do; settings that differ in gamma only are compared."""
+    """One way to load the app; settings that differ in gamma only are compared."""
 
     text: str
     temperature: float
@@ -29,7 +29,7 @@ class Sample:
 
     load: LoadResult
     counters: Counters
-    """What the app counted meanwhile, requests that the load leaves out included."""
+    """The app's counts meanwhile, requests that the load leaves out included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,8 @@ class Row:
     later_speedup: float | None
     """The speed-up of a stream's tokens after its first, which leaves prompts out."""
     beside_best: tuple[float, ...]
-    """For a dynamic gamma: tokens per second over those of the best fixed gamma, by repeat."""
+    """Tokens per second of a dynamic gamma over those of the best fixed one, by repeat; else
+    empty."""
     alpha: float | None
     """Accepted draft tokens over tested ones; None without drafts."""
     tau: float | None

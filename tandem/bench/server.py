@@ -50,12 +50,12 @@ class LiveServer:
         return result
 
     def counters(self) -> Counters:
-        """What the app has counted, once Ray has heard of all of it."""
+        """The app's counts, once Ray has heard of all of them."""
         time.sleep(2 * REPORT_MS / 1e3)
         return read_counters(self._metrics_urls)
 
     def wait_until_idle(self) -> None:
-        """Until no completion runs: those whose clients hung up end a little later."""
+        """Wait until no completion runs: those whose clients hung up end a little later."""
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while self._router.num_live.remote().result() and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -97,7 +97,7 @@ def _metrics_urls() -> list[str]:
 
 
 def _wait_until_compiled() -> None:
-    """Until then steps are slower, and the compiler takes from them."""
+    """Wait until forwards are compiled: until then steps are slower."""
     for deployment in ("TargetGroup", "DraftPool"):
         worker = serve.get_deployment_handle(deployment, "default")
         while worker.status.remote().result().is_compiling:

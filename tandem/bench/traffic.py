@@ -38,7 +38,7 @@ class Options(ModelOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """What was measured while the text was of one kind."""
+    """The figures of the time in which the text was of one kind."""
 
     text: str
     tokens_per_s: float
@@ -79,7 +79,7 @@ def run(options: Options) -> str:
 
 
 def make_phase(text: str, result: LoadResult) -> Phase:
-    """What the events of a load say of its rounds; each answer's first event is its prompt's."""
+    """The rounds of a load, told by its events; each answer's first event is its prompt's."""
     rounds = [
         (late.usage.num_drafted - early.usage.num_drafted,
          late.usage.num_accepted - early.usage.num_accepted)
