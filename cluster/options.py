@@ -29,7 +29,7 @@ class DrafterKind(StrEnum):
 
 
 class ReplicaRange(BaseModel):
-    """How many replicas: a number, or `min:max` to let Serve scale between the two."""
+    """A number of replicas, or `min:max` to let Serve scale between the two."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -98,7 +98,7 @@ class AppArgs(BaseModel):
     """The model that guesses ahead; its tokens must be those of the target. The bundled target
     comes with its own."""
     drafter: DrafterKind = DrafterKind.MODEL
-    """What guesses ahead: `model`, or `none` for plain decoding."""
+    """What proposes drafts: `model`, or `none` for plain decoding."""
     num_target_groups: ReplicaRange = ONE_REPLICA
     """Replicas of the target: a number, or min:max to autoscale."""
     num_draft_replicas: ReplicaRange = ONE_REPLICA
@@ -109,16 +109,17 @@ class AppArgs(BaseModel):
     num_speculative_tokens: int = Field(default=16, ge=0, le=64)
     """The most draft tokens a round may verify per sequence."""
     gamma: Gamma = "dynamic"
-    """How many draft tokens a round verifies per sequence: a number, 0 to decode plainly, or
-    `dynamic` to choose by what they cost and how many are accepted."""
+    """Draft tokens that a round verifies per sequence: a number, 0 to decode plainly, or `dynamic`
+    to choose by what they cost and how many are accepted."""
     overlap: Literal["auto", "on", "off"] = "auto"
-    """Whether the drafter goes on while the target verifies, as if all were accepted: `auto` finds
-    out whether that pays, which on shared cores it may not."""
+    """Whether the drafter drafts the next round while the target verifies, as if all drafts were
+    accepted. `auto` finds out whether that pays, which on shared cores it may not."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Processes that share the target's weights, each with a GPU or its part of the cores: on one
     node if one has room, else across nodes. Their number has to divide the model's heads."""
     verification: Literal["coupled"] = "coupled"
-    """How drafts are judged; only `coupled` so far: by the target's own seeded sample."""
+    """The rule by which drafts are judged. Only `coupled` so far: a draft is accepted if it is the
+    target's own seeded sample."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of weights and cache. `auto` is the checkpoint's own, but float32 for a float16
     one on a CPU, where only float32 and bfloat16 give texts that do not depend on drafts."""
@@ -148,18 +149,20 @@ class AppArgs(BaseModel):
     block_size: int = Field(default=16, ge=1)
     """Tokens per block of the KV cache."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """Memory for the target's KV cache, of each rank; by default a share of what is free."""
+    """GiB of the target's KV cache, for each rank. By default 30 % of the free memory on a CPU and
+    90 % on a GPU, and never more than `max_num_seqs` full sequences need."""
     prefix_caching: Literal["on", "off"] = "on"
     """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads of a target step; by default all cores that its process may use."""
+    """CPU threads of a target step. By default all cores that its process may use, which the ranks
+    of a group share."""
     draft_num_threads: int = Field(default=1, ge=1)
     """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
     would slow the target down."""
     worker_transport: Literal["stream", "handle"] = "stream"
-    """What carries the rounds to the workers: streams of our own, in plain text between those who
-    know a token, or Serve's `handle` calls, which are slower and encrypted where Ray is. Replicas
-    that Serve scales are reached by handles, since it counts their load by these."""
+    """How rounds travel to the workers: by held `stream`s in plain text, open to whoever knows a
+    token, or by Serve's `handle` calls, which are slower, and encrypted where Ray is. Replicas that
+    Serve scales are reached by handles, since Serve counts their load by these."""
     draft_timeout_s: float = Field(default=1.0, gt=0)
     """How long a round waits for drafts before it goes on without."""
     verify_timeout_s: float = Field(default=120.0, gt=0)

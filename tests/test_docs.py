@@ -89,6 +89,14 @@ def test_links_and_their_anchors_exist(page: Path) -> None:
             assert anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Files of `deployments/` and `workers/cpu/` may be named from there."""
+    folders = (ROOT, ROOT / "deployments", ROOT / "workers" / "cpu")
+    named = re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|cpp|h|json|yaml|proto))`", page.read_text())
+    assert [n for n in named if not any((folder / n).exists() for folder in folders)] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert [p.name for p in (ROOT / "docs").glob("*.md") if f"({p.name})" not in index] == [
