@@ -98,7 +98,7 @@ class AppArgs(BaseModel):
     """The model that guesses ahead; its tokens must be those of the target. The bundled target
     comes with its own."""
     drafter: DrafterKind = DrafterKind.MODEL
-    """What proposes drafts: `model`, or `none` for plain decoding."""
+    """What guesses ahead: `model`, or `none` for plain decoding."""
     num_target_groups: ReplicaRange = ONE_REPLICA
     """Replicas of the target: a number, or min:max to autoscale."""
     num_draft_replicas: ReplicaRange = ONE_REPLICA
