@@ -271,7 +271,7 @@ def app(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer
     scripted = ScriptedServer(server)
     for module in ("run", "traffic", "open_loop"):
         monkeypatch.setattr(
-            f"cluster.bench.{module}.measured_server", lambda _: nullcontext(scripted)
+            f"tandem.bench.{module}.measured_server", lambda _: nullcontext(scripted)
         )
     return scripted
 
