@@ -8,13 +8,13 @@ from tqdm import tqdm
 
 from cluster import bundled
 from tandem.arguments import whole
-from tandem.bench.client import Load
 from tandem.bench.options import LoadOptions, ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
-from tandem.bench.server import LiveServer, live_server
-from tandem.bench.texts import make_prompts
 from tandem.demo.grow import grown_target
+from tandem.live.client import Load
+from tandem.live.server import LiveServer, live_server
+from tandem.live.texts import make_prompts
 from workers.errors import ConfigError
 from workers.model import load_config
 

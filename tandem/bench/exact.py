@@ -17,8 +17,8 @@ from cluster import bundled
 from tandem.arguments import whole
 from tandem.bench.options import ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
-from tandem.bench.texts import make_prompts
 from tandem.demo.grow import grown_target
+from tandem.live.texts import make_prompts
 from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import load_model
 from workers.paged_model import CacheOptions

@@ -20,12 +20,12 @@ from transformers import AutoTokenizer
 
 from tandem.arguments import above_zero, whole
 from tandem.bench.app import measured_app, target_folder
-from tandem.bench.client import Endpoint, Event, Load, LoadError, cancel_all, http_client, stream
 from tandem.bench.options import LoadOptions, command_of, option
 from tandem.bench.report import markdown_table, milliseconds, percentiles, write_result
 from tandem.bench.rows import Setting, make_settings
-from tandem.bench.server import LiveServer
-from tandem.bench.texts import make_long_text, make_prompts
+from tandem.live.client import Endpoint, Event, Load, LoadError, cancel_all, http_client, stream
+from tandem.live.server import LiveServer
+from tandem.live.texts import make_long_text, make_prompts
 from workers.errors import ConfigError
 
 RANKS = (50, 95, 99, 100)

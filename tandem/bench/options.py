@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cluster import bundled
 from tandem.arguments import gamma, temperature, whole
-from tandem.bench.texts import KINDS
+from tandem.live.texts import KINDS
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from tandem.bench.client import LoadResult
-from tandem.bench.counters import Counters
 from tandem.bench.options import LoadOptions
 from tandem.bench.report import milliseconds, number, percentiles
+from tandem.live.client import LoadResult
+from tandem.live.counters import Counters
 
 DYNAMIC: Literal["dynamic"] = "dynamic"
 

@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from tandem.arguments import whole
 from tandem.bench.app import measured_app
-from tandem.bench.client import Load, LoadResult
 from tandem.bench.options import ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import DYNAMIC
-from tandem.bench.texts import make_prompts
+from tandem.live.client import Load, LoadResult
+from tandem.live.texts import make_prompts
 
 TEXTS = ("easy", "hard", "easy")
 NEAR = 1.0

@@ -12,7 +12,12 @@ from typing import Protocol
 
 import httpx
 
-from tandem.bench.client import (
+from tandem.chaos.events import WORKER_OF, Blow, Event, Struck, Victim, draw_events
+from tandem.chaos.outage import Outage
+from tandem.chaos.poison import Poison, send_poison
+from tandem.chaos.report import ChaosReport
+from tandem.chaos.restarts import Restarts
+from tandem.live.client import (
     Answer,
     BrokenOffError,
     Endpoint,
@@ -23,11 +28,6 @@ from tandem.bench.client import (
     http_client,
     run_closed,
 )
-from tandem.chaos.events import WORKER_OF, Blow, Event, Struck, Victim, draw_events
-from tandem.chaos.outage import Outage
-from tandem.chaos.poison import Poison, send_poison
-from tandem.chaos.report import ChaosReport
-from tandem.chaos.restarts import Restarts
 
 logger = logging.getLogger(__name__)
 

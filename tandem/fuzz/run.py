@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.bench.client import cancel_all
 from tandem.fuzz.cases import Body, draw_case, innocent_case
 from tandem.fuzz.rig import MODEL_NAME, Outcome, Rig, Subject, open_rig
+from tandem.live.client import cancel_all
 
 logger = logging.getLogger(__name__)
 

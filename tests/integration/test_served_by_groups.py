@@ -7,10 +7,10 @@ compete with the tests of the other pytest process.
 from collections import Counter
 
 from deployments.replicas.worker_replica import WorkerStatus
-from tandem.bench.client import Endpoint, Load
 from tandem.chaos.events import Blow, Victim, kinds_of_events
 from tandem.chaos.run import ChaosOptions, run_chaos
 from tandem.chaos.victims import Victims
+from tandem.live.client import Endpoint, Load
 from tests.integration.conftest import (
     APP,
     MODEL,

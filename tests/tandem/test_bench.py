@@ -15,12 +15,12 @@ from cluster import bundled
 from tandem.__main__ import main
 from tandem.bench import app, engine, exact, long_prompt, traffic
 from tandem.bench.cli import SUBJECTS, with_default_subject
-from tandem.bench.client import Answer, Endpoint, Event, Load, LoadResult, Usage
-from tandem.bench.counters import Counters, parse_counters
 from tandem.bench.options import LoadOptions, command_of
 from tandem.bench.report import machine_name, percentiles, write_result
 from tandem.bench.rows import COLUMNS, Sample, Setting, make_rows, make_settings
-from tandem.bench.texts import KINDS, make_long_text, make_prompts
+from tandem.live.client import Answer, Endpoint, Event, Load, LoadResult, Usage
+from tandem.live.counters import Counters, parse_counters
+from tandem.live.texts import KINDS, make_long_text, make_prompts
 from tests.tiny_models import save_model
 from workers.errors import ConfigError
 

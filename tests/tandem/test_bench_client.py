@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from tandem.bench.client import (
+from tandem.bench.long_prompt import interfere
+from tandem.live.client import (
     Endpoint,
     Load,
     LoadError,
     request_body,
     run_closed,
 )
-from tandem.bench.long_prompt import interfere
 from tests.tandem.openai_server import KNOWN_FIELDS, WORDS, OpenAIServer, event
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tandem.bench.client import Endpoint, Load
 from tandem.chaos.events import Blow, Event, Struck, Victim, draw_events, kinds_of_events
 from tandem.chaos.outage import Outage
 from tandem.chaos.poison import Poison, make_poisons, send_poison
 from tandem.chaos.report import ChaosReport, format_report
 from tandem.chaos.restarts import Restarts
 from tandem.chaos.run import ChaosOptions, run_chaos
+from tandem.live.client import Endpoint, Load
 from tests.tandem.openai_server import OpenAIServer, event
 
 KINDS = kinds_of_events(num_ranks=2)

@@ -1,4 +1,4 @@
-"""The live app a benchmark runs against: started by it as a user would, and steered through Ray."""
+"""A live app: started as a user would start it, on free ports, and steered through Ray."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ import httpx
 import ray
 from ray import serve
 
-from tandem.bench.client import Endpoint, Load, LoadResult, run_closed
-from tandem.bench.counters import REPORT_MS, Counters, read_counters
+from tandem.live.client import Endpoint, Load, LoadResult, run_closed
+from tandem.live.counters import REPORT_MS, Counters, read_counters
 from workers.errors import ConfigError
 
 START_TIMEOUT_S = 600.0  # of models that load on a busy machine
