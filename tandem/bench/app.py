@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -13,10 +14,12 @@ from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
 from tandem.demo.grow import grown_target
 from tandem.live.client import Load
-from tandem.live.server import LiveServer, live_server
 from tandem.live.texts import make_prompts
 from workers.errors import ConfigError
 from workers.model import load_config
+
+if TYPE_CHECKING:
+    from tandem.live.server import LiveServer
 
 MODEL_NAME = "bench"
 DYNAMIC_MAX = 16
@@ -51,8 +54,10 @@ def run(options: Options) -> str:
 
 def measured_app(
     options: ModelOptions, gammas: Sequence[int | str]
-) -> AbstractContextManager[LiveServer]:
+) -> "AbstractContextManager[LiveServer]":
     """A live app that starts with gamma 0, whose gamma may become any of these."""
+    from tandem.live.server import live_server  # needs Ray, which other subjects do without
+
     most_drafts = max(DYNAMIC_MAX if g == DYNAMIC else int(g) for g in (*gammas, 1))
     app_options = {
         "target": target_folder(options),
@@ -72,7 +77,7 @@ def target_folder(options: ModelOptions) -> str:
     return target
 
 
-def measure(server: LiveServer, setting: Setting, load: Load) -> Sample:
+def measure(server: "LiveServer", setting: Setting, load: Load) -> Sample:
     """Complete a load, so many prompts at a time as the setting says; raises LoadError."""
     before = server.counters()
     server.set_gamma(setting.gamma)
@@ -80,7 +85,7 @@ def measure(server: LiveServer, setting: Setting, load: Load) -> Sample:
     return Sample(load=result, counters=server.counters().since(before))
 
 
-def _repeats(options: Options, server: LiveServer) -> Iterator[list[Row]]:
+def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
     """Measure everything once per repeat; yields the rows of all repeats until then."""
     loads = {
         setting: Load(

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from tqdm import tqdm
@@ -24,9 +24,11 @@ from tandem.bench.options import LoadOptions, command_of, option
 from tandem.bench.report import markdown_table, milliseconds, percentiles, write_result
 from tandem.bench.rows import Setting, make_settings
 from tandem.live.client import Endpoint, Event, Load, LoadError, cancel_all, http_client, stream
-from tandem.live.server import LiveServer
 from tandem.live.texts import make_long_text, make_prompts
 from workers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tandem.live.server import LiveServer
 
 RANKS = (50, 95, 99, 100)
 MOST_CHARACTERS_PER_TOKEN = 16
@@ -203,7 +205,7 @@ def _max_model_len(endpoint: Endpoint) -> int:
 
 
 def _measure(
-    server: LiveServer, setting: Setting, streams: Load, long: Load, alone_s: float
+    server: "LiveServer", setting: Setting, streams: Load, long: Load, alone_s: float
 ) -> Interference:
     server.set_gamma(setting.gamma)
     # again: under salts of their own, so that no prefix is cached
