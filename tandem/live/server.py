@@ -70,6 +70,7 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
     command += [str(Path(sys.executable).parent / "serve"), "run", "deployments:app"]
     command += [f"{name}={value}" for name, value in arguments.items()]
     log.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # of its client in this process
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
