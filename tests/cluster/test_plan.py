@@ -22,7 +22,6 @@ from transformers.distributed.tensor_parallel import (
 )
 from transformers.initialization import no_tie_weights
 
-from tandem.__main__ import main
 from cluster.placement import LEAST_CPUS, RankResources
 from cluster.plan import model_size
 from cluster.plan.config import OTHER_OPTIONS, PlanArgs, PlanConfig, load_plan_config
@@ -33,6 +32,7 @@ from cluster.plan.tables import format_plan
 from cluster.topology import GIB
 from deployments import AppArgs
 from deployments.args import DrafterKind
+from tandem.__main__ import main
 from tests.tiny_models import SUPPORTED, make_config, save_model
 from workers import attention
 from workers.drafters import model as draft_model

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
-from tandem.__main__ import main
 from deployments import AppArgs
+from tandem.__main__ import main
 from tandem.bench import served, theory
 from tandem.bench.baselines import ASSISTED, BATCH, LOOKUP, PLAIN, Baselines
 from tandem.bench.client import Endpoint, LoadResult
