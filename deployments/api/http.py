@@ -2,33 +2,28 @@
 Serve and no socket."""
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from deployments.api import completions
 from deployments.api.body_limit import BodyLimit
-from deployments.api.errors import error_response, internal_error
-from deployments.api.http_proxy import request_timeout_s
-from deployments.api.openai import (
-    Completion,
-    CompletionRequest,
-    ErrorBody,
-    ErrorDetail,
-    ModelCard,
-    ModelList,
-)
-from deployments.api.validation import invalid_request, unreadable_body
+from deployments.api.errors import ErrorBody, ErrorDetail, error_response
+from deployments.api.openai import ModelCard, ModelList
+from deployments.api.validation import RequestModel, invalid_request, unreadable_body
 from deployments.router.service import GenerationService
-from workers.errors import TandemError
+from workers.errors import TandemError, internal_error
 
 logger = logging.getLogger(__name__)
+
+REQUEST_MODELS: Mapping[str, type[RequestModel]] = {completions.PATH: completions.CompletionRequest}
+"""What each route's body is checked by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +48,7 @@ def make_app(service: GenerationService, options: HttpOptions) -> FastAPI:
     _add_status_routes(app, service)
     _add_model_routes(app, service)
 
-    @app.post(
-        "/v1/completions",
-        response_model=None,
-        responses={
-            200: {"model": Completion},
-            **{status: {"model": ErrorBody} for status in (400, 404, 408, 413, 429, 503)},
-        },
-    )
-    async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        timeout_s = request_timeout_s(request.headers)
-        if body.stream:
-            return completions.EventStream(service, body, timeout_s=timeout_s)
-        return await completions.whole(service, body, timeout_s=timeout_s)
-
+    completions.add_route(app, service)
     return app
 
 
@@ -138,8 +120,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(invalid_request(error.errors(), CompletionRequest))
+    async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        model = REQUEST_MODELS.get(request.scope["route"].path)
+        return error_response(invalid_request(error.errors(), model))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -14,7 +14,7 @@ ANYTHING = object()
 
 OffValues = Mapping[str, tuple[Any, ...]]
 
-OF_COMPLETIONS: OffValues = {
+COMPLETIONS: OffValues = {
     "add_special_tokens": (True,),
     "allowed_token_ids": (),
     "bad_words": ([],),
@@ -54,7 +54,7 @@ OF_COMPLETIONS: OffValues = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-OF_STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
+STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
 
 
 def asks_for_nothing(value: Any, off_values: tuple[Any, ...]) -> bool:

@@ -69,8 +69,8 @@ def is_prefill(request: VerifyRequest) -> bool:
     return request.base_len == 0 or len(request.new_tokens) > MAX_CATCH_UP
 
 
-def commit(sequence: Sequence, result: VerifyResult) -> int:
-    """Take the target's tokens over; returns how many.
+def commit(sequence: Sequence, draft: Draft, result: VerifyResult) -> int:
+    """Take the target's tokens over, of which some may be its `draft`; returns how many.
 
     Raises GenerationFailedError if the target cannot go on with the sequence.
     """
@@ -82,7 +82,7 @@ def commit(sequence: Sequence, result: VerifyResult) -> int:
     if result.is_released or sequence.is_done:
         return 0
     sequence.target.cached_len = len(sequence.tokens) + result.num_accepted
-    return sequence.commit(result.tokens)
+    return sequence.commit(result.tokens, num_accepted=result.num_accepted, source=draft.source)
 
 
 def outcome(

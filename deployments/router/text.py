@@ -90,3 +90,27 @@ class StopStrings:
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
         return 0
+
+
+class CompletionText:
+    """A completion's text as its tokens come: only what is certain, without stop strings."""
+
+    def __init__(self, decoder: Decoder, *, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._decoder = IncrementalDecoder(decoder, prompt)
+        self._stop = StopStrings(stop)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string was found; the text has ended before it."""
+        return self._stop.has_stopped
+
+    def push(self, token: int) -> str:
+        """The text that has become certain with this token, that of earlier tokens included."""
+        return self._stop.push(self._decoder.push(token))
+
+    def finish(self) -> str:
+        """What was held back, now that no token follows; nothing after a stop string."""
+        if self.has_stopped:
+            return ""
+        text = self._stop.push(self._decoder.finish())
+        return text if self.has_stopped else text + self._stop.finish()
