@@ -2,7 +2,8 @@
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -171,8 +172,9 @@ def _reason(error: Any, model: type[BaseModel] | None, location: list[str]) -> s
 
 
 def kinds_of(field: FieldInfo) -> set[Any]:
-    """A field's type and, of a union, its members."""
-    return {field.annotation, *get_args(field.annotation)}
+    """The types of which a field takes values: one, or the members of a union."""
+    is_union = get_origin(field.annotation) in (Union, UnionType)
+    return {*get_args(field.annotation)} if is_union else {field.annotation}
 
 
 def number_words(field: FieldInfo) -> str:

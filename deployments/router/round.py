@@ -31,11 +31,6 @@ class RoundRecord(ObservedRound):
         """The router's own time: neither drafting nor verifying."""
         return self.total_s - self.draft_s - self.verify_s
 
-    @property
-    def outside_s(self) -> float:
-        """What neither drafter nor target spent in steps: hops, waits and the router."""
-        return self.total_s - self.draft_compute_s - self.verify_compute_s
-
 
 class RoundObserver(Protocol):
     def observe_round(self, record: RoundRecord) -> None: ...
