@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -10,12 +11,17 @@ from dataclasses import dataclass
 from deployments.router.admission import Reservation
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
+from deployments.router.request import GenerationRequest
 from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import RequestTimeoutError, TandemError, internal_error
+from workers.types import signed_64
 
 logger = logging.getLogger(__name__)
+
+Deltas = asyncio.Queue[tuple[int, Delta | TandemError]]
+"""What completions emit, each with the index of its choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +38,6 @@ class Runtime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
-    """When a client gives its request up."""
-
-    timeout_s: float
-    at: float
-    """On the event loop's clock, in seconds."""
-
-    def error(self) -> RequestTimeoutError:
-        return RequestTimeoutError(
-            f"the request has not finished within {self.timeout_s:g} s, the time that its client "
-            "gave it"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a request has used so far, all of its completions together."""
 
@@ -59,23 +50,45 @@ class Usage:
     """Draft tokens that were verified and do not stand there."""
 
 
+def choices_of(
+    request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
+) -> tuple[GenerationParams, ...]:
+    """What each completion is asked for; choice i of a prompt has the seed plus i, wrapped."""
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    return tuple(
+        GenerationParams(
+            prompt=prompt,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            seed=signed_64(seed + index),
+            stop=request.stop,
+            ignore_eos=request.ignore_eos,
+            cache_salt=request.cache_salt,
+        )
+        for prompt in prompts
+        for index in range(request.n)
+    )
+
+
 class Generation:
     """The completions of one request, in the order of their choices."""
 
     def __init__(
         self,
-        choices: Sequence[GenerationParams],
+        request: GenerationRequest,
+        prompts: Sequence[tuple[int, ...]],
         *,
-        num_prompt_tokens: int,
+        started: float,
         reservation: Reservation,
-        deadline: Deadline | None,
         runtime: Runtime,
     ) -> None:
+        """`prompts` are the request's, as token ids; it came at `started` on the loop's clock."""
         self.id = uuid.uuid4().hex
-        self.choices = tuple(choices)
-        self._num_prompt_tokens = num_prompt_tokens
+        self.choices = choices_of(request, prompts)
+        self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self._started = started
+        self._timeout_s = request.timeout_s
         self._reservation = reservation
-        self._deadline = deadline
         self._runtime = runtime
         self._sequences: list[LiveSequence] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,17 +118,12 @@ class Generation:
         Closing the iterator, by a client's disconnect say, cancels what still runs. Raises the
         error that ended a choice, and RequestTimeoutError when the client's time is over.
         """
-        deltas: asyncio.Queue[tuple[int, Delta | TandemError]] = asyncio.Queue()
+        deltas: Deltas = asyncio.Queue()
         for index, params in enumerate(self.choices):
             sequence = self._open_sequence(index, params, deltas)
             self._sequences.append(sequence)
             self._tasks.append(asyncio.create_task(self._run_sequence(sequence)))
-        timer = None
-        if self._deadline is not None:
-            timed_out = (0, self._deadline.error())
-            timer = asyncio.get_running_loop().call_at(
-                self._deadline.at, deltas.put_nowait, timed_out
-            )
+        timer = self._start_timer(deltas)
         num_running = len(self.choices)
         try:
             while num_running:
@@ -134,12 +142,18 @@ class Generation:
         for task in self._tasks:
             task.cancel()
 
-    def _open_sequence(
-        self,
-        index: int,
-        params: GenerationParams,
-        deltas: asyncio.Queue[tuple[int, Delta | TandemError]],
-    ) -> LiveSequence:
+    def _start_timer(self, deltas: Deltas) -> asyncio.TimerHandle | None:
+        """End the request with an error when its client's time is over."""
+        if self._timeout_s is None:
+            return None
+        error = RequestTimeoutError(
+            f"the request has not finished within {self._timeout_s:g} s, the time that its client "
+            "gave it"
+        )
+        deadline = self._started + self._timeout_s
+        return asyncio.get_running_loop().call_at(deadline, deltas.put_nowait, (0, error))
+
+    def _open_sequence(self, index: int, params: GenerationParams, deltas: Deltas) -> LiveSequence:
         def emit(delta: Delta | TandemError) -> None:
             self._runtime.health.progressed()
             deltas.put_nowait((index, delta))

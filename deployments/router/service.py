@@ -1,21 +1,19 @@
 """What every wire format is served by: checks, admits and tokenizes requests."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deployments.router.admission import Admission, AdmissionLimits
-from deployments.router.generation import Deadline, Generation, Runtime
+from deployments.router.generation import Generation, Runtime
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.prompts import PromptReader
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest
-from deployments.router.sequence import GenerationParams
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError
-from workers.types import WorkerInfo, signed_64
+from workers.types import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +69,10 @@ class GenerationService:
         self._check(request)
         with self._admission.reserve(request.num_completions) as reservation:
             prompts = await self._prompts.read(request.prompts)
+            for prompt in prompts:
+                self._check_prompt(prompt, request.max_tokens)
             generation = Generation(
-                self._choices(request, prompts),
-                num_prompt_tokens=sum(len(prompt) for prompt in prompts),
-                reservation=reservation,
-                deadline=_deadline(started, request.timeout_s),
-                runtime=self._runtime,
+                request, prompts, started=started, reservation=reservation, runtime=self._runtime
             )
             try:
                 yield generation
@@ -96,28 +92,7 @@ class GenerationService:
                 f"{request.num_completions} completions; at most {MAX_COMPLETIONS} fit one request",
                 field="prompt",
             )
-
-    def _choices(
-        self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
-    ) -> list[GenerationParams]:
-        """What each completion is asked for; choice i of a prompt has the seed plus i, wrapped."""
-        for prompt in prompts:
-            self._check_prompt(prompt, request.max_tokens)
         self._check_token_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        return [
-            GenerationParams(
-                prompt=prompt,
-                max_tokens=request.max_tokens,
-                sampling=request.sampling,
-                seed=signed_64(seed + index),
-                stop=request.stop,
-                ignore_eos=request.ignore_eos,
-                cache_salt=request.cache_salt,
-            )
-            for prompt in prompts
-            for index in range(request.n)
-        ]
 
     def _check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
         if not prompt:
@@ -142,8 +117,3 @@ class GenerationService:
                     f"{field} has token id {token}; ids go from 0 to {vocab_size - 1}",
                     field=field,
                 )
-
-
-def _deadline(started: float, timeout_s: float | None) -> Deadline | None:
-    """`started`: on the event loop's clock."""
-    return None if timeout_s is None else Deadline(timeout_s=timeout_s, at=started + timeout_s)
