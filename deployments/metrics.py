@@ -36,7 +36,7 @@ class Metric:
     kind: Kind
     meaning: str
     label: str | None = None
-    """What its values are told apart by; None if they are not."""
+    """The name of its only label; None if it has none."""
 
     @property
     def tag_keys(self) -> tuple[str] | None:
@@ -218,7 +218,7 @@ class RouterMetrics:
 
 
 class WorkerMetrics:
-    """What a target or draft replica holds."""
+    """Counts of a target or draft replica."""
 
     def __init__(self, role: str) -> None:
         self._num_sequences = _gauge("tandem_num_cached_sequences")
@@ -238,7 +238,7 @@ class WorkerMetrics:
         num_prefix_tokens: int,
         num_preemptions: int,
     ) -> None:
-        """What the worker holds now, and its last three counts since it started."""
+        """Report what the worker holds now; the last three are counts since it started."""
         self._count(self._num_prompt_tokens, num_prompt_tokens)
         self._count(self._num_prefix_tokens, num_prefix_tokens)
         self._count(self._num_preemptions, num_preemptions)

@@ -1,4 +1,4 @@
-"""How each of our errors looks on the wire: one table for HTTP, one for gRPC."""
+"""The HTTP status and the gRPC code of each of our errors: one table each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ GRPC_CODES: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
 ERROR_RESPONSES: Mapping[int | str, dict[str, Any]] = {
     entry.status: {"model": ErrorBody} for _, entry in HTTP_ERRORS
 }
-"""What a route may answer with but 200, for the schema."""
+"""The answers of a route other than 200, for the OpenAPI schema."""
 
 
 def http_error(error: TandemError) -> HttpError:

@@ -45,7 +45,7 @@ class Grpc:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What a field takes, in words, where its type and limits do not say it all."""
+    """A field's values in words, where its type and limits do not say it all."""
 
     words: str
 
@@ -84,7 +84,7 @@ Bias = Annotated[Number, Field(ge=-100, le=100)]
 
 
 class GenerationFields(RequestModel):
-    """How a completion is generated: the part that requests of all wire formats share."""
+    """The fields that say how a completion is generated; requests of all wire formats have them."""
 
     max_tokens: Annotated[
         int,
@@ -242,9 +242,9 @@ class FieldRow:
 
     name: str
     takes: str
-    """What values it takes, in words."""
+    """Its values, in words."""
     default: str
-    """As JSON has it; REQUIRED where there is none, empty where the field is absent by default."""
+    """The default in JSON; REQUIRED where there is none, empty where the field is then absent."""
     meaning: str
     is_in_grpc: bool
 

@@ -23,7 +23,7 @@ from workers.errors import TandemError, internal_error
 logger = logging.getLogger(__name__)
 
 REQUEST_MODELS: Mapping[str, type[RequestModel]] = {completions.PATH: completions.CompletionRequest}
-"""What each route's body is checked by."""
+"""The model that checks the body of each route."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +54,11 @@ def make_app(service: GenerationService, options: HttpOptions) -> FastAPI:
 
 def _add_status_routes(app: FastAPI, service: GenerationService) -> None:
     async def health() -> JSONResponse:
-        """Whether this router works: 503 once no target has answered for long, or rounds stand."""
+        """200 while this router works; 503 if no target has answered for long, or rounds stall."""
         return _status(service, "ok", service.why_unhealthy())
 
     async def ready() -> JSONResponse:
-        """Whether a target would answer now."""
+        """200 if a target would answer now, else 503."""
         return _status(service, "ready", service.why_not_ready())
 
     _add_get(app, "/health", health)

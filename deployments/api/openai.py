@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints share on the wire: the model, n, streams, usage.
+"""The wire format that OpenAI's endpoints share: the model, n, streams, usage.
 
 Unknown fields are refused by name: a misspelt `temprature` must not silently sample at 1.0.
 """

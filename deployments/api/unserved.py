@@ -62,7 +62,7 @@ def asks_for_nothing(value: Any, off_values: tuple[Any, ...]) -> bool:
 
 
 def how_to_leave_out(off_values: tuple[Any, ...]) -> str:
-    """What a client may do with a field that is not served."""
+    """The advice to a client that uses a field which is not served."""
     shown = " or ".join(json.dumps(off) for off in off_values)
     return f"leave it out or send {shown}" if shown else "leave it out"
 

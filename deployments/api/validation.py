@@ -44,13 +44,13 @@ _SENTENCES: Mapping[str, str] = {
     "string_unicode": "it has half of a surrogate pair, which is no character",
     "too_long": "it must have at most {max_length} items",
 }
-"""What pydantic's error types mean to a client; `{}` are pydantic's own limits."""
+"""Pydantic's error types in words for a client; `{}` are pydantic's own limits."""
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 _repr.maxlong = 40
 brief = _repr.repr
-"""What a client sent, as text of bounded length."""
+"""Shows a value that a client sent, as text of bounded length."""
 
 
 class RequestModel(BaseModel):
@@ -76,7 +76,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def _is_given(cls, name: str, value: Any) -> bool:
-        """Whether a field has something to say; raises for one that nobody may send."""
+        """True if a field has something to say; raises for one that nobody may send."""
         field = cls.model_fields.get(name)
         if field is not None:
             return value is not None or field.is_required()
@@ -178,7 +178,7 @@ def kinds_of(field: FieldInfo) -> set[Any]:
 
 
 def number_words(field: FieldInfo) -> str:
-    """What a numeric field takes: "a number from 0 to 2"."""
+    """The values of a numeric field in words, like "a number from 0 to 2"."""
     kind = "an integer" if int in kinds_of(field) else "a number"
     limits = {
         name: getattr(limit, name)

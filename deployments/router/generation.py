@@ -21,12 +21,12 @@ from workers.types import signed_64
 logger = logging.getLogger(__name__)
 
 Deltas = asyncio.Queue[tuple[int, Delta | TandemError]]
-"""What completions emit, each with the index of its choice."""
+"""The queue of what completions emit, each with the index of its choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What all requests of a router are run by."""
+    """The parts of a router that run every request."""
 
     loop: RoundLoop
     health: Health
@@ -39,7 +39,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request has used so far, all of its completions together."""
+    """Counts of a request so far, all of its completions together."""
 
     num_prompt_tokens: int
     """Each prompt counts once, however many completions it has."""
@@ -53,7 +53,7 @@ class Usage:
 def choices_of(
     request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
 ) -> tuple[GenerationParams, ...]:
-    """What each completion is asked for; choice i of a prompt has the seed plus i, wrapped."""
+    """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped."""
     seed = secrets.randbits(63) if request.seed is None else request.seed
     return tuple(
         GenerationParams(
@@ -110,7 +110,7 @@ class Generation:
         async with aclosing(self.run()) as run:
             async for index, delta in run:
                 deltas[index].append(delta)
-        return [Delta.join(of_choice) for of_choice in deltas]
+        return [Delta.join(choice_deltas) for choice_deltas in deltas]
 
     async def run(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Yield (choice, delta) until every choice has finished.

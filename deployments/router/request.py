@@ -33,11 +33,11 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     """A completion ends before the first of these strings."""
     ignore_eos: bool = False
-    """Whether completions go on after a token that ends the text."""
+    """If true, completions go on after a token that ends the text."""
     cache_salt: str = ""
     """Prompts share cached prefixes with those of the same salt only."""
     timeout_s: float | None = None
-    """How long the client waits for all of it; None means as long as it takes."""
+    """Seconds that the client waits for the whole request; None means as long as it takes."""
 
     @property
     def num_completions(self) -> int:

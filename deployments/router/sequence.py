@@ -17,7 +17,7 @@ class FinishReason(StrEnum):
 
 
 class Origin(StrEnum):
-    """How the target came by a token; either way it is the target's own choice."""
+    """Where a token came from; either way the target chose it."""
 
     ACCEPTED = "accepted"
     """It was drafted, and the target chose the same."""
@@ -27,7 +27,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
-    """What one completion was asked for, validated."""
+    """The validated parameters of one completion."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -54,14 +54,14 @@ class TokenRecord:
     source: str = ""
     """Which drafter an accepted token came from; empty for the target's own."""
     logprob: float | None = None
-    """Of this token under the target's law; None until logprobs are served."""
+    """The token's log-probability under the target's law; None until logprobs are served."""
     top_logprobs: tuple[tuple[int, float], ...] | None = None
     """(token id, logprob) of the likeliest tokens in its place; None until logprobs are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one commit adds to a completion."""
+    """The part of a completion that one commit adds."""
 
     records: tuple[TokenRecord, ...]
     finish_reason: FinishReason | None = None
@@ -98,7 +98,7 @@ class Placement:
 
 @dataclass(slots=True, kw_only=True)
 class SpeculationCounts:
-    """What became of a sequence's drafts; tested and accepted ones as far as its text goes."""
+    """Counts of a sequence's drafts; those tested and accepted count as far as its text goes."""
 
     num_rounds: int = 0
     """Rounds in which drafts of it were tested."""

@@ -1,4 +1,4 @@
-"""What every wire format is served by: checks, admits and tokenizes requests."""
+"""The service behind every wire format: it checks, admits and tokenizes requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +18,7 @@ from workers.types import WorkerInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What this app serves."""
+    """The model that this app serves."""
 
     name: str
     tokenizer: Tokenizer
@@ -54,7 +54,7 @@ class GenerationService:
         return self._runtime.health.why_not_ready()
 
     def why_unhealthy(self) -> str | None:
-        """Why this router is of no use any more; None if it is."""
+        """Why this router cannot serve any more; None if it can."""
         return self._runtime.health.why_unhealthy(num_live=self._runtime.loop.num_live)
 
     @asynccontextmanager

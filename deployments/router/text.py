@@ -10,7 +10,7 @@ NUM_CONTEXT_TOKENS = 6
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that text needs."""
+    """The part of a tokenizer that turns tokens into text."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -34,7 +34,7 @@ class IncrementalDecoder:
         return self._emit(is_final=False)
 
     def finish(self) -> str:
-        """What is left: an unfinished character shows as replacement characters."""
+        """The rest of the text; an unfinished character shows as replacement characters."""
         return self._emit(is_final=True)
 
     def _emit(self, *, is_final: bool) -> str:
@@ -55,7 +55,7 @@ class IncrementalDecoder:
 
 
 def _num_common(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The number of characters at the start of both texts that are equal."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -101,7 +101,7 @@ class CompletionText:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string was found; the text has ended before it."""
+        """True once a stop string was found; the text has ended before it."""
         return self._stop.has_stopped
 
     def push(self, token: int) -> str:
@@ -109,7 +109,7 @@ class CompletionText:
         return self._stop.push(self._decoder.push(token))
 
     def finish(self) -> str:
-        """What was held back, now that no token follows; nothing after a stop string."""
+        """The text that was held back, now that no token follows; none after a stop string."""
         if self.has_stopped:
             return ""
         text = self._stop.push(self._decoder.finish())
