@@ -6,14 +6,17 @@ What the objects look like is an endpoint's own affair: a Writer of it makes the
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
+from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from deployments.api.errors import error_body
 from deployments.api.openai import StreamOptions, Usage
+from deployments.api.validation import RequestModel
 from deployments.router.generation import Generation
 from deployments.router.request import GenerationRequest
 from deployments.router.sequence import Delta
@@ -41,6 +44,16 @@ class Writer(Protocol):
 
 MakeWriter = Callable[[str, str], Writer]
 """From the generation's id and the model's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A route that answers requests of one format."""
+
+    path: str
+    request_model: type[RequestModel]
+    """The model that checks a body."""
+    add_route: Callable[[FastAPI, GenerationService], None]
 
 
 async def respond(

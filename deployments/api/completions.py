@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from deployments.api import unserved
-from deployments.api.answers import respond
+from deployments.api.answers import Endpoint, respond
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.fields import Takes
 from deployments.api.http_proxy import request_timeout_s
@@ -136,9 +136,7 @@ def _choice(index: int, delta: Delta) -> CompletionChoice:
     return CompletionChoice(index=index, text=delta.text, finish_reason=delta.finish_reason)
 
 
-def add_route(app: FastAPI, service: GenerationService) -> None:
-    """Serve completions by the app."""
-
+def _add_route(app: FastAPI, service: GenerationService) -> None:
     @app.post(PATH, response_model=None, responses={200: {"model": Completion}, **ERROR_RESPONSES})
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         return await respond(
@@ -147,3 +145,6 @@ def add_route(app: FastAPI, service: GenerationService) -> None:
             CompletionWriter,
             stream_options=body.used_stream_options,
         )
+
+
+ENDPOINT = Endpoint(path=PATH, request_model=CompletionRequest, add_route=_add_route)

@@ -2,7 +2,7 @@
 Serve and no socket."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,14 @@ from deployments.api import completions
 from deployments.api.body_limit import BodyLimit
 from deployments.api.errors import ErrorBody, ErrorDetail, error_response
 from deployments.api.openai import ModelCard, ModelList
-from deployments.api.validation import RequestModel, invalid_request, unreadable_body
+from deployments.api.validation import invalid_request, unreadable_body
 from deployments.router.service import GenerationService
 from workers.errors import TandemError, internal_error
 
 logger = logging.getLogger(__name__)
 
-REQUEST_MODELS: Mapping[str, type[RequestModel]] = {completions.PATH: completions.CompletionRequest}
-"""The model that checks the body of each route."""
+ENDPOINTS = (completions.ENDPOINT,)
+REQUEST_MODELS = {endpoint.path: endpoint.request_model for endpoint in ENDPOINTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ def make_app(service: GenerationService, options: HttpOptions) -> FastAPI:
     _add_status_routes(app, service)
     _add_model_routes(app, service)
 
-    completions.add_route(app, service)
+    for endpoint in ENDPOINTS:
+        endpoint.add_route(app, service)
     return app
 
 
