@@ -65,7 +65,10 @@ class CompletionRequest(OpenAIRequest):
     ]
     best_of: Annotated[
         int | None,
-        Field(description="The best of more completions than are returned are not chosen."),
+        Field(
+            description="Taken as OpenAI has it; all n completions are returned, never the best of "
+            "more."
+        ),
         Takes("the same as n"),
     ] = None
 

@@ -196,7 +196,7 @@ class GenerationFields(RequestModel):
     ]
     ignore_eos: Annotated[
         bool,
-        Field(description="Whether a completion goes on after a token that ends the text."),
+        Field(description="If true, a completion goes on after a token that ends the text."),
         Grpc(15),
     ] = False
     cache_salt: Annotated[
@@ -272,7 +272,7 @@ def _rows(model: type[RequestModel], prefix: str = "") -> Iterator[FieldRow]:
 
 def mark(field: FieldInfo, kind: type[MarkT]) -> MarkT | None:
     """The field's mark of a kind; None if it has none."""
-    return next((mark for mark in field.metadata if isinstance(mark, kind)), None)
+    return next((found for found in field.metadata if isinstance(found, kind)), None)
 
 
 def _takes(field: FieldInfo) -> str:

@@ -18,12 +18,13 @@ Text = Annotated[str, AfterValidator(check_text)]
 
 class StreamOptions(RequestModel):
     include_usage: Annotated[
-        bool, Field(description="Whether a last event has the usage of the whole request.")
+        bool, Field(description="If true, a last event has the usage of the whole request.")
     ] = False
     continuous_usage_stats: Annotated[
         bool,
         Field(
-            description="Whether, with include_usage, every event has the usage so far, as in vLLM."
+            description="If true and include_usage too, every event has the usage so far, as in "
+            "vLLM."
         ),
     ] = False
 
@@ -42,12 +43,11 @@ class OpenAIRequest(GenerationFields):
             ge=1,
             le=MAX_COMPLETIONS,
             description="Completions of each prompt. Completion i has the seed `seed` + i, which "
-            "wraps around at 2^63. Prompts times n are at most "
-            f"{MAX_COMPLETIONS}.",
+            f"wraps around at 2^63. Prompts times n are at most {MAX_COMPLETIONS}.",
         ),
     ] = 1
     stream: Annotated[
-        bool, Field(description="Whether the answer is a stream of server-sent events.")
+        bool, Field(description="If true, the answer is a stream of server-sent events.")
     ] = False
     stream_options: StreamOptions | None = None
     user: Annotated[Text | None, Field(description="Changes nothing.")] = None

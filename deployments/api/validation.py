@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Mapping, Sequence
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -172,9 +172,10 @@ def _reason(error: Any, model: type[BaseModel] | None, location: list[str]) -> s
 
 
 def kinds_of(field: FieldInfo) -> set[Any]:
-    """The types of which a field takes values: one, or the members of a union."""
+    """The types of which a field takes values: one, or the members of a union; not annotated."""
     is_union = get_origin(field.annotation) in (Union, UnionType)
-    return {*get_args(field.annotation)} if is_union else {field.annotation}
+    kinds = get_args(field.annotation) if is_union else (field.annotation,)
+    return {get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds}
 
 
 def number_words(field: FieldInfo) -> str:

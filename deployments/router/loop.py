@@ -289,7 +289,6 @@ class RoundLoop:
             reason=speculated.reason,
             is_prefill=is_prefilled,
             num_sequences=len(members),
-            num_live=self.num_live,
             num_committed=num_committed,
             draft_s=speculated.draft_s,
             verify_s=verify_s,

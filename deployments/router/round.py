@@ -18,8 +18,6 @@ class RoundRecord(ObservedRound):
 
     is_prefill: bool
     """Whether a sequence without its cache was verified."""
-    num_live: int
-    """Sequences of the router, in this round or not."""
     draft_compute_s: float
     """Of draft_s, what the drafters spent in steps, the longest of them."""
     verify_compute_s: float

@@ -88,7 +88,6 @@ def test_tokens_are_counted_as_far_as_they_stand_in_a_text(recorded: Recorded) -
         is_overlapped=False,
         is_after_overlap=False,
         is_prefill=False,
-        num_live=3,
         draft_s=0.25,
         verify_s=0.5,
         draft_compute_s=0.125,

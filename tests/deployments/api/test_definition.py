@@ -73,6 +73,7 @@ def test_the_table_has_every_field_in_words() -> None:
     assert table["cache_salt"].takes == "a string of at most 256 characters"
     assert (table["stream"].takes, table["stream"].default) == ("true or false", "false")
     assert table["seed"].default == ""
+    assert table["user"].takes == "a string"
     assert table["stream_options.include_usage"].takes == "true or false"
     assert table["min_p"].is_in_grpc
     assert not table["n"].is_in_grpc
