@@ -50,4 +50,5 @@ fuzz: install
 	$(VENV)/bin/tandem fuzz --cases $(CASES)
 
 proto: install
+	$(VENV)/bin/python -m deployments.api.proto
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deployments/api/tandem.proto
