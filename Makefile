@@ -53,4 +53,5 @@ fuzz: install ## put the round loop under random faults, then send requests at t
 	$(VENV)/bin/tandem fuzz --cases $(CASES)
 
 proto: install ## regenerate the gRPC code after a change of tandem.proto
+	$(VENV)/bin/python -m deployments.api.proto
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deployments/api/tandem.proto

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cluster.options import AppArgs  # noqa: E402
+from deployments.api.completions import CompletionRequest  # noqa: E402
 from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E402
-from deployments.api.openai import CompletionRequest  # noqa: E402
+from deployments.api.fields import rows as field_rows  # noqa: E402
+from deployments.metrics import rows as metric_rows  # noqa: E402
 from tests.tiny_models import RARE, SUPPORTED  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
 
@@ -38,30 +39,21 @@ def options() -> str:
 
 def request_fields() -> str:
     """The fields of a completion request: name, values, default, meaning."""
-    fields = CompletionRequest.model_json_schema()["properties"]
     return table(
         ("field", "values", "default", "meaning"),
         (
-            (f"`{name}`", values_of(schema), code(schema.get("default")),
-             one_line(schema.get("description")))
-            for name, schema in fields.items()
+            (f"`{row.name}`", row.takes, row.default, row.meaning)
+            for row in field_rows(CompletionRequest)
         ),
-    )  # fmt: skip
+    )
 
 
 def metrics() -> str:
-    """The app's metrics: name, kind, labels, meaning, as `deployments/metrics.py` makes them."""
-    source = (ROOT / "deployments/metrics.py").read_text()
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    found = []
-    for call in sorted(calls, key=lambda call: call.lineno):
-        kind = call.func.id if isinstance(call.func, ast.Name) else ""
-        if kind in ("Counter", "Gauge", "Histogram"):
-            name, meaning = (ast.literal_eval(argument) for argument in call.args[:2])
-            labels = [ast.literal_eval(k.value) for k in call.keywords if k.arg == "tag_keys"]
-            shown = ", ".join(f"`{label}`" for label in chain(*labels))
-            found.append((f"`{name}`", kind.lower(), shown, meaning))
-    return table(("metric", "kind", "labels", "meaning"), found)
+    """The app's metrics: name, kind, label, meaning."""
+    return table(
+        ("metric", "kind", "label", "meaning"),
+        ((f"`{row.name}`", row.kind.value, code(row.label), row.meaning) for row in metric_rows()),
+    )
 
 
 def errors() -> str:
@@ -107,22 +99,6 @@ def entry(name: str, depth: int, module: Path) -> str:
     first = one_line(docstring.partition("\n\n")[0])
     sentence = re.split(r"(?<=\.) ", first)[0].removesuffix(".")
     return f"{'  ' * depth}{name:<{30 - 2 * depth}}{sentence}".rstrip()
-
-
-def values_of(schema: dict[str, Any]) -> str:
-    """What a field of a JSON schema may be."""
-    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
-    names = dict.fromkeys(kind.get("type") or kind["$ref"].rpartition("/")[2] for kind in kinds)
-    limits = {**schema, **(kinds[0] if len(kinds) == 1 else {})}
-    parts = [" or ".join(names)]
-    for key, words in (
-        ("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"),
-        ("maxLength", "characters: at most"), ("maxItems", "items: at most"),
-    ):  # fmt: skip
-        if key in limits:
-            is_small = abs(limits[key]) < 1e6
-            parts.append(f"{words} {limits[key]:g}" if is_small else "of 64 bits")
-    return ", ".join(dict.fromkeys(parts))
 
 
 def code(value: object) -> str:

@@ -1,6 +1,7 @@
-"""Every metric: name, help text, and where it is counted. Rates are derived in PromQL.
+"""Every metric: name, kind, label and meaning in one table, and where it is counted.
 
-Ray exports them on each node's metrics port, counters as `ray_<name>_total`.
+Ray exports them on each node's metrics port, counters as `ray_<name>_total`. Rates are derived in
+PromQL, from differences of the counters.
 
 Tokens are counted as far as they stand in a text: a round's drafts behind a stop are not, and a
 text's last token counts as the target's own. So a round's tokens are its accepted drafts and one.
@@ -10,88 +11,174 @@ text's last token counts as the target's own. So a round's tokens are its accept
   tokens per verify tau   1 + rate(num_accepted_tokens) / rate(num_drafts)
 """
 
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from enum import StrEnum
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from deployments.router.round import RoundRecord
 
 ROUND_BUCKETS_S = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
-NUM_REMEMBERED_ROUNDS = 2000
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundStatistics:
-    """The last rounds of a router that carried drafts or single tokens; medians in seconds."""
+class Metric:
+    """One row of the table of metrics."""
 
-    num_rounds: int
-    num_committed: int
-    num_draft_tokens: int
-    num_tested: int
-    num_accepted: int
-    num_drafts: int
-    draft_s: float
-    draft_compute_s: float
-    verify_s: float
-    verify_compute_s: float
-    outside_s: float
-    router_s: float
-    total_s: float
-    gammas: tuple[float, ...]
-    """The mean draft length of each round's sequences, in their order."""
+    name: str
+    kind: Kind
+    meaning: str
+    label: str | None = None
+    """The name of its only label; None if it has none."""
+
+    @property
+    def tag_keys(self) -> tuple[str] | None:
+        return None if self.label is None else (self.label,)
+
+
+_ROWS = (
+    Metric(
+        name="tandem_spec_decode_num_drafts",
+        kind=Kind.COUNTER,
+        meaning="Sequences verified with at least one draft token, counted per round.",
+    ),
+    Metric(
+        name="tandem_spec_decode_num_draft_tokens",
+        kind=Kind.COUNTER,
+        meaning="Draft tokens sent to verification.",
+    ),
+    Metric(
+        name="tandem_spec_decode_num_tested_tokens",
+        kind=Kind.COUNTER,
+        meaning="Draft tokens compared with the target's own: the accepted ones and the first "
+        "rejected of each draft. alpha = rate(accepted) / rate(tested).",
+    ),
+    Metric(
+        name="tandem_spec_decode_num_accepted_tokens",
+        kind=Kind.COUNTER,
+        meaning="Draft tokens the target agreed with.",
+    ),
+    Metric(
+        name="tandem_spec_decode_num_accepted_tokens_per_pos",
+        kind=Kind.COUNTER,
+        meaning="Accepted draft tokens by their position in the draft, from 0.",
+        label="position",
+    ),
+    Metric(
+        name="tandem_num_generated_tokens",
+        kind=Kind.COUNTER,
+        meaning="Tokens committed to completions.",
+    ),
+    Metric(
+        name="tandem_gamma",
+        kind=Kind.GAUGE,
+        meaning="Mean draft length of the sequences in the last round with drafts; 0 at rest.",
+    ),
+    Metric(
+        name="tandem_gamma_decisions",
+        kind=Kind.COUNTER,
+        meaning="Rounds by why they drafted as far as they did.",
+        label="reason",
+    ),
+    Metric(
+        name="tandem_num_live_sequences",
+        kind=Kind.GAUGE,
+        meaning="Completions running in this router.",
+    ),
+    Metric(
+        name="tandem_round_phase_seconds",
+        kind=Kind.HISTOGRAM,
+        meaning="Time of a round by phase: draft, verify, and the router's own.",
+        label="phase",
+    ),
+    Metric(
+        name="tandem_round_compute_seconds",
+        kind=Kind.HISTOGRAM,
+        meaning="The part of a round's draft and verify phases that a worker spent in steps; the "
+        "rest are hops and waits.",
+        label="phase",
+    ),
+    Metric(
+        name="tandem_num_cached_sequences",
+        kind=Kind.GAUGE,
+        meaning="Sequences with soft state in a worker.",
+        label="role",
+    ),
+    Metric(
+        name="tandem_kv_cache_used_blocks",
+        kind=Kind.GAUGE,
+        meaning="KV blocks in use.",
+        label="role",
+    ),
+    Metric(
+        name="tandem_prefix_cache_num_prompt_tokens",
+        kind=Kind.COUNTER,
+        meaning="Tokens of new sequences, looked up in the prefix cache.",
+        label="role",
+    ),
+    Metric(
+        name="tandem_prefix_cache_num_hit_tokens",
+        kind=Kind.COUNTER,
+        meaning="Tokens of new sequences that the prefix cache had, which are not run again.",
+        label="role",
+    ),
+    Metric(
+        name="tandem_num_preemptions",
+        kind=Kind.COUNTER,
+        meaning="Sequences that lost their cache to others, for lack of blocks, and are run again.",
+        label="role",
+    ),
+)
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ROWS}
+
+
+def rows() -> tuple[Metric, ...]:
+    """The table of all metrics."""
+    return _ROWS
+
+
+def _counter(name: str) -> Counter:
+    metric = METRICS[name]
+    assert metric.kind is Kind.COUNTER
+    return Counter(name, metric.meaning, tag_keys=metric.tag_keys)
+
+
+def _gauge(name: str) -> Gauge:
+    metric = METRICS[name]
+    assert metric.kind is Kind.GAUGE
+    return Gauge(name, metric.meaning, tag_keys=metric.tag_keys)
+
+
+def _histogram(name: str) -> Histogram:
+    metric = METRICS[name]
+    assert metric.kind is Kind.HISTOGRAM
+    return Histogram(name, metric.meaning, boundaries=ROUND_BUCKETS_S, tag_keys=metric.tag_keys)
 
 
 class RouterMetrics:
-    """Counts rounds for Prometheus, and remembers the last ones for the benchmark."""
+    """Counts a router's rounds."""
 
     def __init__(self) -> None:
-        self._num_drafts = Counter(
-            "tandem_spec_decode_num_drafts",
-            "Sequences verified with at least one draft token, counted per round.",
-        )
-        self._num_draft_tokens = Counter(
-            "tandem_spec_decode_num_draft_tokens", "Draft tokens sent to verification."
-        )
-        self._num_tested_tokens = Counter(
-            "tandem_spec_decode_num_tested_tokens",
-            "Draft tokens compared with the target's own: the accepted ones and the first rejected "
-            "of each draft. alpha = rate(accepted) / rate(tested).",
-        )
-        self._num_accepted_tokens = Counter(
-            "tandem_spec_decode_num_accepted_tokens", "Draft tokens the target agreed with."
-        )
-        self._num_accepted_per_position = Counter(
-            "tandem_spec_decode_num_accepted_tokens_per_pos",
-            "Accepted draft tokens by their position in the draft, from 0.",
-            tag_keys=("position",),
-        )
-        self._num_generated_tokens = Counter(
-            "tandem_num_generated_tokens", "Tokens committed to completions."
-        )
-        self._gamma = Gauge(
-            "tandem_gamma",
-            "Mean draft length of the sequences in the last round with drafts; 0 at rest.",
-        )
-        self._num_decisions = Counter(
-            "tandem_gamma_decisions",
-            "Rounds by why they drafted as far as they did.",
-            tag_keys=("reason",),
-        )
-        self._num_live_sequences = Gauge(
-            "tandem_num_live_sequences", "Completions running in this router."
-        )
-        self._phase_s = Histogram(
-            "tandem_round_phase_seconds",
-            "Time of a round by phase: draft, verify, and the router's own.",
-            boundaries=ROUND_BUCKETS_S,
-            tag_keys=("phase",),
-        )
-        self._records: deque[RoundRecord] = deque(maxlen=NUM_REMEMBERED_ROUNDS)
+        self._num_drafts = _counter("tandem_spec_decode_num_drafts")
+        self._num_draft_tokens = _counter("tandem_spec_decode_num_draft_tokens")
+        self._num_tested_tokens = _counter("tandem_spec_decode_num_tested_tokens")
+        self._num_accepted_tokens = _counter("tandem_spec_decode_num_accepted_tokens")
+        self._num_accepted_per_position = _counter("tandem_spec_decode_num_accepted_tokens_per_pos")
+        self._num_generated_tokens = _counter("tandem_num_generated_tokens")
+        self._gamma = _gauge("tandem_gamma")
+        self._num_decisions = _counter("tandem_gamma_decisions")
+        self._num_live_sequences = _gauge("tandem_num_live_sequences")
+        self._phase_s = _histogram("tandem_round_phase_seconds")
+        self._compute_s = _histogram("tandem_round_compute_seconds")
 
     def observe_round(self, record: RoundRecord) -> None:
-        self._records.append(record)
         self._num_decisions.inc(tags={"reason": record.reason.value})
         if record.num_committed:
             self._num_generated_tokens.inc(record.num_committed)
@@ -101,10 +188,16 @@ class RouterMetrics:
             ("router", record.router_s),
         ):
             self._phase_s.observe(seconds, tags={"phase": phase})
+        for phase, seconds in (
+            ("draft", record.draft_compute_s),
+            ("verify", record.verify_compute_s),
+        ):
+            self._compute_s.observe(seconds, tags={"phase": phase})
         if record.outcomes:
             self._observe_drafts(record)
 
     def observe_live(self, num_live: int) -> None:
+        """The router has so many sequences now."""
         self._num_live_sequences.set(num_live)
         if num_live == 0:
             self._gamma.set(0)
@@ -123,61 +216,16 @@ class RouterMetrics:
             self._num_accepted_tokens.inc(count)
             self._num_accepted_per_position.inc(count, tags={"position": str(position)})
 
-    def take_statistics(self) -> RoundStatistics:
-        """Of the rounds since the last call, at most the remembered ones; prefills left out."""
-        records = [record for record in self._records if not record.is_prefill]
-        self._records.clear()
-        outcomes = [outcome for record in records for outcome in record.outcomes]
-
-        def typical(values: list[float]) -> float:
-            return median(values) if values else 0.0
-
-        return RoundStatistics(
-            num_rounds=len(records),
-            num_committed=sum(record.num_committed for record in records),
-            num_drafts=len(outcomes),
-            num_draft_tokens=sum(outcome.num_draft_tokens for outcome in outcomes),
-            num_tested=sum(outcome.num_tested_in_text for outcome in outcomes),
-            num_accepted=sum(outcome.num_accepted_in_text for outcome in outcomes),
-            draft_s=typical([record.draft_s for record in records]),
-            draft_compute_s=typical([record.draft_compute_s for record in records]),
-            verify_s=typical([record.verify_s for record in records]),
-            verify_compute_s=typical([record.verify_compute_s for record in records]),
-            outside_s=typical([record.outside_s for record in records]),
-            router_s=typical([record.router_s for record in records]),
-            total_s=typical([record.total_s for record in records]),
-            gammas=tuple(
-                sum(outcome.num_draft_tokens for outcome in record.outcomes) / record.num_sequences
-                for record in records
-            ),
-        )
-
 
 class WorkerMetrics:
-    """What a target or draft replica holds."""
+    """Counts of a target or draft replica."""
 
     def __init__(self, role: str) -> None:
-        self._num_sequences = Gauge(
-            "tandem_num_cached_sequences", "Sequences with soft state here.", tag_keys=("role",)
-        )
-        self._num_used_blocks = Gauge(
-            "tandem_kv_cache_used_blocks", "KV blocks in use.", tag_keys=("role",)
-        )
-        self._num_prompt_tokens = Counter(
-            "tandem_prefix_cache_num_prompt_tokens",
-            "Tokens of new sequences, looked up in the prefix cache.",
-            tag_keys=("role",),
-        )
-        self._num_prefix_tokens = Counter(
-            "tandem_prefix_cache_num_hit_tokens",
-            "Of those, the tokens found there, which are not run again.",
-            tag_keys=("role",),
-        )
-        self._num_preemptions = Counter(
-            "tandem_num_preemptions",
-            "Sequences that lost their cache to others, for lack of blocks, and are run again.",
-            tag_keys=("role",),
-        )
+        self._num_sequences = _gauge("tandem_num_cached_sequences")
+        self._num_used_blocks = _gauge("tandem_kv_cache_used_blocks")
+        self._num_prompt_tokens = _counter("tandem_prefix_cache_num_prompt_tokens")
+        self._num_prefix_tokens = _counter("tandem_prefix_cache_num_hit_tokens")
+        self._num_preemptions = _counter("tandem_num_preemptions")
         self._tags = {"role": role}
         self._counted: dict[Counter, int] = {}
 
@@ -190,7 +238,7 @@ class WorkerMetrics:
         num_prefix_tokens: int,
         num_preemptions: int,
     ) -> None:
-        """The last three are counts since the start."""
+        """Report what the worker holds now; the last three are counts since it started."""
         self._count(self._num_prompt_tokens, num_prompt_tokens)
         self._count(self._num_prefix_tokens, num_prefix_tokens)
         self._count(self._num_preemptions, num_preemptions)

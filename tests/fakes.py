@@ -5,12 +5,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from deployments.replicas.step_loop import StepLoop
 from deployments.router.round import RoundRecord
 from workers.errors import WorkerLostError
 from workers.step_worker import StepWorker
 from workers.types import ProposeRequest, ProposeResult, Reply
 
+END = "<|end|>"
+"""The special token of a byte_tokenizer."""
 CHARACTERS = "".join(chr(code) for code in range(33, 127)) + " \n\t"
 
 
@@ -25,6 +29,21 @@ class CharacterTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         return {character: token for token, character in enumerate(CHARACTERS)}
+
+
+def byte_tokenizer(texts: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE with hardly a merge: characters fall into several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=270,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 class LocalWorkers:

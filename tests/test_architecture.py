@@ -46,6 +46,13 @@ def test_imports_go_one_way(package: str) -> None:
             assert first != "tests", f"{path} imports {module}"
 
 
+def test_the_router_knows_no_wire_format() -> None:
+    """Only its deployment, which is Serve's ingress, connects it to the edge."""
+    for path, tree in sources("deployments/router"):
+        if path.name != "deployment.py":
+            assert not [m for m in imported(tree) if m.startswith("deployments.api")], path
+
+
 def test_workers_never_import_ray() -> None:
     for path, tree in sources("workers"):
         assert not [m for m in imported(tree) if m.split(".")[0] == "ray"], path

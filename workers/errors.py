@@ -102,6 +102,11 @@ class KVCacheExhaustedError(TandemError):
     pass
 
 
+def internal_error() -> TandemError:
+    """What a client is told of a defect of ours, whose traceback is for the log only."""
+    return TandemError("internal error; the server's log says more")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of another library's error, to be quoted in one of ours.
 

@@ -1,4 +1,4 @@
-"""No more of a request's body is kept than the server takes."""
+"""ASGI middleware that answers 413 to a body that is longer than the server takes."""
 
 import asyncio
 

@@ -1,129 +1,153 @@
-"""`POST /v1/completions`: a request's completions as one answer, or as server-sent events."""
+"""`POST /v1/completions`: its request, and how its answers are written."""
 
-import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from deployments.api.errors import error_body, internal_error
-from deployments.api.openai import (
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-    CompletionTokensDetails,
-    ErrorBody,
-    StreamOptions,
-    Usage,
-)
+from deployments.api import unserved
+from deployments.api.answers import Endpoint, respond
+from deployments.api.errors import ERROR_RESPONSES
+from deployments.api.fields import Takes
+from deployments.api.http_proxy import request_timeout_s
+from deployments.api.openai import OpenAIRequest, Usage
+from deployments.api.validation import brief, check_text, field_error
+from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, Prompt
 from deployments.router.sequence import Delta
-from deployments.router.service import Generation, GenerationService
-from workers.errors import TandemError
+from deployments.router.service import GenerationService
 
-logger = logging.getLogger(__name__)
+PATH = "/v1/completions"
 
-
-async def whole(
-    service: GenerationService, request: CompletionRequest, *, timeout_s: float | None
-) -> Response:
-    """The completions once they are finished."""
-    async with service.open(request, timeout_s=timeout_s) as generation:
-        texts = [""] * len(generation.choices)
-        reasons: list[str | None] = [None] * len(generation.choices)
-        async with aclosing(service.run(generation)) as deltas:
-            async for index, delta in deltas:
-                texts[index] += delta.text
-                reasons[index] = delta.finish_reason
-        choices = [
-            CompletionChoice(index=index, text=text, finish_reason=reason)
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
-        body = _completion(service, generation, choices, usage=_usage(generation))
-        return Response(body.model_dump_json(), media_type="application/json")
+SentPrompt = (
+    str
+    | Annotated[list[int], Field(min_length=1)]
+    | Annotated[list[str | list[int]], Field(min_length=1, max_length=MAX_COMPLETIONS)]
+)
+"""The forms that a client may give its prompts, for the schema."""
 
 
-class EventStream(Response):
-    """The completions as they are written.
-
-    The request is admitted when the answer is sent, not when this object is made, so that whatever
-    keeps it from being sent cannot leave anything behind. A refusal is raised before the answer
-    begins, and gets a status of its own; an error after that is an event.
-    """
-
-    def __init__(
-        self, service: GenerationService, request: CompletionRequest, *, timeout_s: float | None
-    ) -> None:
-        super().__init__()
-        self._service = service
-        self._request = request
-        self._timeout_s = timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._service.open(self._request, timeout_s=self._timeout_s) as generation:
-            stream = StreamingResponse(
-                _events(self._service, generation, self._request.stream_options),
-                media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+def _listed(value: Any) -> list[Prompt]:
+    """A list of prompts, whichever of the four forms was sent."""
+    if isinstance(value, str) or _is_token_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("it must be a string, a list of token ids, or a list of either")
+    if len(value) > MAX_COMPLETIONS:
+        raise ValueError(f"it has {len(value)} prompts; at most {MAX_COMPLETIONS} fit one request")
+    for index, prompt in enumerate(value):
+        if not isinstance(prompt, str) and not _is_token_ids(prompt):
+            raise ValueError(
+                f"item {index} is {brief(prompt)}; it must be a string or a list of token ids"
             )
-            await stream(scope, receive, send)
+    return [check_text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in value]
 
 
-async def _events(
-    service: GenerationService, generation: Generation, options: StreamOptions | None
-) -> AsyncIterator[str]:
-    """Server-sent events; an error after the start is an event of its own."""
-    options = options or StreamOptions()
-    is_usage_continuous = options.include_usage and options.continuous_usage_stats
-    try:
-        async with aclosing(service.run(generation)) as deltas:
-            async for index, delta in deltas:
-                if delta.text or delta.finish_reason:
-                    usage = _usage(generation) if is_usage_continuous else None
-                    choices = [_delta_choice(index, delta)]
-                    yield _event(_completion(service, generation, choices, usage=usage))
-        if options.include_usage:
-            yield _event(_completion(service, generation, [], usage=_usage(generation)))
-    except TandemError as error:
-        yield _event(error_body(error))
-    except Exception:
-        logger.exception("a stream failed")
-        yield _event(error_body(internal_error()))
-    yield "data: [DONE]\n\n"
+def _is_token_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+    )
 
 
-def _event(body: Completion | ErrorBody) -> str:
-    return f"data: {body.model_dump_json()}\n\n"
+class CompletionRequest(OpenAIRequest):
+    """Beyond OpenAI's are top_k, min_p, repetition_penalty, ignore_eos and cache_salt."""
+
+    prompt: Annotated[
+        list[Prompt],
+        BeforeValidator(_listed, json_schema_input_type=SentPrompt),
+        Field(description="What the completions continue."),
+        Takes(
+            f"a string, a list of token ids, or a list of either; at most {MAX_COMPLETIONS} prompts"
+        ),
+    ]
+    best_of: Annotated[
+        int | None,
+        Field(
+            description="Taken as OpenAI has it; all n completions are returned, never the best of "
+            "more."
+        ),
+        Takes("the same as n"),
+    ] = None
+
+    @classmethod
+    def off_values(cls) -> unserved.OffValues:
+        return unserved.COMPLETIONS
+
+    def generation_request(self, *, timeout_s: float | None = None) -> GenerationRequest:
+        return self.to_request(model=self.model, prompts=self.prompt, n=self.n, timeout_s=timeout_s)
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of not in (None, self.n):
+            raise field_error(
+                "best_of",
+                f"best_of is {self.best_of} and n is {self.n}: to return some of several "
+                "completions is not served yet; leave it out or make it equal to n",
+            )
+        return self
 
 
-def _delta_choice(index: int, delta: Delta) -> CompletionChoice:
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str | None
+
+
+class Completion(BaseModel):
+    """The answer, and each event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class CompletionWriter:
+    """Writes a generation's results as OpenAI's completions."""
+
+    def __init__(self, generation_id: str, model: str) -> None:
+        self._id = f"cmpl-{generation_id}"
+        self._created = int(time.time())
+        self._model = model
+
+    def whole(self, completions: Sequence[Delta], usage: Usage) -> Completion:
+        return self._completion(list(map(_choice, range(len(completions)), completions)), usage)
+
+    def event(self, index: int, delta: Delta, usage: Usage | None) -> Completion:
+        return self._completion([_choice(index, delta)], usage)
+
+    def usage_event(self, usage: Usage) -> Completion:
+        return self._completion([], usage)
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
+        return Completion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _choice(index: int, delta: Delta) -> CompletionChoice:
     return CompletionChoice(index=index, text=delta.text, finish_reason=delta.finish_reason)
 
 
-def _completion(
-    service: GenerationService,
-    generation: Generation,
-    choices: list[CompletionChoice],
-    usage: Usage | None = None,
-) -> Completion:
-    return Completion(
-        id=generation.id,
-        created=generation.created,
-        model=service.model.name,
-        choices=choices,
-        usage=usage,
-    )
+def _add_route(app: FastAPI, service: GenerationService) -> None:
+    @app.post(PATH, response_model=None, responses={200: {"model": Completion}, **ERROR_RESPONSES})
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        return await respond(
+            service,
+            body.generation_request(timeout_s=request_timeout_s(request.headers)),
+            CompletionWriter,
+            stream_options=body.used_stream_options,
+        )
 
 
-def _usage(generation: Generation) -> Usage:
-    counts = generation.counts
-    num_completion = generation.num_completion_tokens
-    return Usage(
-        prompt_tokens=generation.num_prompt_tokens,
-        completion_tokens=num_completion,
-        total_tokens=generation.num_prompt_tokens + num_completion,
-        completion_tokens_details=CompletionTokensDetails(
-            accepted_prediction_tokens=counts.num_accepted,
-            rejected_prediction_tokens=counts.num_draft_tokens - counts.num_accepted,
-        ),
-    )
+ENDPOINT = Endpoint(path=PATH, request_model=CompletionRequest, add_route=_add_route)

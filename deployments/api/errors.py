@@ -1,11 +1,13 @@
-"""How each of our errors looks on the wire: one table for HTTP, one for gRPC."""
+"""The HTTP status and the gRPC code of each of our errors: one table each."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
-from deployments.api.openai import ErrorBody, ErrorDetail
 from workers.errors import (
     ContextLengthError,
     InvalidRequestError,
@@ -19,6 +21,19 @@ from workers.errors import (
 
 MAX_TOLD_LEN = 1000
 """Characters of a message, beyond which a client's own words would come back to it in full."""
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's error object."""
+
+    error: ErrorDetail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +74,12 @@ GRPC_CODES: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
 )
 
 
+ERROR_RESPONSES: Mapping[int | str, dict[str, Any]] = {
+    entry.status: {"model": ErrorBody} for _, entry in HTTP_ERRORS
+}
+"""The answers of a route other than 200, for the OpenAPI schema."""
+
+
 def http_error(error: TandemError) -> HttpError:
     return next(entry for kind, entry in HTTP_ERRORS if isinstance(error, kind))
 
@@ -68,7 +89,6 @@ def grpc_code(error: TandemError) -> grpc.StatusCode:
 
 
 def error_body(error: TandemError) -> ErrorBody:
-    """OpenAI's error object."""
     entry = http_error(error)
     return ErrorBody(
         error=ErrorDetail(
@@ -97,11 +117,6 @@ def error_response(error: TandemError) -> JSONResponse:
         status_code=http_error(error).status,
         headers=_headers(error),
     )
-
-
-def internal_error() -> TandemError:
-    """What a client is told of a defect of ours."""
-    return TandemError("internal error; the server's log says more")
 
 
 def _headers(error: TandemError) -> dict[str, str]:

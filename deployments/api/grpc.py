@@ -1,37 +1,30 @@
 """The gRPC methods `tandem.v1.Generation`: the same service, in protobuf.
 
-Requests become the HTTP request's model, so that both are validated in one place.
+The fields of a request are checked as those of HTTP are, by GenerationFields.
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
 
 from deployments.api import tandem_pb2
-from deployments.api.errors import grpc_code, internal_error, told
-from deployments.api.openai import CompletionRequest
+from deployments.api.errors import grpc_code, told
+from deployments.api.fields import GenerationFields, Grpc, mark
 from deployments.api.validation import parse
-from deployments.router.service import Generation, GenerationService
-from workers.errors import InvalidRequestError, RequestTooLargeError, TandemError
+from deployments.router.generation import Generation
+from deployments.router.request import GenerationRequest
+from deployments.router.service import GenerationService
+from workers.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    TandemError,
+    internal_error,
+)
 
 logger = logging.getLogger(__name__)
-
-_OPTIONAL_FIELDS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "ignore_eos",
-    "cache_salt",
-)
 
 
 class StatusContext(Protocol):
@@ -54,13 +47,15 @@ async def generate(
     try:
         parsed = _parse(service, request, max_request_bytes)
         async with service.open(parsed) as generation:
-            response.id, response.model = generation.id, service.model.name
-            async with aclosing(service.run(generation)) as deltas:
-                async for _, delta in deltas:
-                    response.text += delta.text
-                    response.token_ids.extend(delta.token_ids)
-                    response.finish_reason = delta.finish_reason or ""
-            response.usage.CopyFrom(_usage(generation))
+            (completion,) = await generation.complete()
+            response = tandem_pb2.GenerateResponse(
+                id=_id(generation),
+                model=service.model.name,
+                text=completion.text,
+                token_ids=completion.token_ids,
+                finish_reason=completion.finish_reason,
+                usage=_usage(generation),
+            )
     except Exception as error:
         _set_status(context, error)
     return response
@@ -79,11 +74,11 @@ async def generate_stream(
         parsed = _parse(service, request, max_request_bytes)
         async with (
             service.open(parsed) as generation,
-            aclosing(service.run(generation)) as deltas,
+            aclosing(generation.run()) as deltas,
         ):
             async for _, delta in deltas:
                 yield tandem_pb2.GenerateChunk(
-                    id=generation.id,
+                    id=_id(generation),
                     text=delta.text,
                     token_ids=delta.token_ids,
                     finish_reason=delta.finish_reason or "",
@@ -95,7 +90,7 @@ async def generate_stream(
 
 def _parse(
     service: GenerationService, request: tandem_pb2.GenerateRequest, max_request_bytes: int
-) -> CompletionRequest:
+) -> GenerationRequest:
     if (num_bytes := request.ByteSize()) > max_request_bytes:
         raise RequestTooLargeError(
             f"the request has {num_bytes} bytes; at most {max_request_bytes} are taken (the option "
@@ -104,26 +99,44 @@ def _parse(
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         raise InvalidRequestError("prompt is missing: set text or token_ids", field="prompt")
-    values: dict[str, Any] = {
-        "model": request.model or service.model.name,
-        "prompt": request.text if prompt == "text" else list(request.token_ids.ids),
-        "stop": list(request.stop),
-        "logit_bias": dict(request.logit_bias),
+    return parse(GenerationFields, _given(request)).to_request(
+        model=request.model or service.model.name,
+        prompts=[request.text if prompt == "text" else tuple(request.token_ids.ids)],
+    )
+
+
+def _given(request: tandem_pb2.GenerateRequest) -> dict[str, Any]:
+    """The fields that the client has set, as JSON would have them."""
+    numbers = {
+        field_mark.number
+        for field in GenerationFields.model_fields.values()
+        if (field_mark := mark(field, Grpc)) is not None
     }
-    for name in _OPTIONAL_FIELDS:
-        if request.HasField(name):
-            values[name] = getattr(request, name)
-    parsed: CompletionRequest = parse(CompletionRequest, values)
-    return parsed
+    return {
+        descriptor.name: _plain(value)
+        for descriptor, value in request.ListFields()
+        if descriptor.number in numbers
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A protobuf container as Python's own."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value if isinstance(value, str | int | float) else list(value)
+
+
+def _id(generation: Generation) -> str:
+    return f"cmpl-{generation.id}"
 
 
 def _usage(generation: Generation) -> tandem_pb2.Usage:
-    counts = generation.counts
+    usage = generation.usage
     return tandem_pb2.Usage(
-        prompt_tokens=generation.num_prompt_tokens,
-        completion_tokens=generation.num_completion_tokens,
-        accepted_prediction_tokens=counts.num_accepted,
-        rejected_prediction_tokens=counts.num_draft_tokens - counts.num_accepted,
+        prompt_tokens=usage.num_prompt_tokens,
+        completion_tokens=usage.num_completion_tokens,
+        accepted_prediction_tokens=usage.num_accepted,
+        rejected_prediction_tokens=usage.num_rejected,
     )
 
 

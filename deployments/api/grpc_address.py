@@ -23,6 +23,6 @@ class HostedGrpcOptions(gRPCOptions):
 
 
 def _add_address(server: Any, address: str, *, host: str) -> None:
-    """As the function that it replaces, with our host in place of all interfaces."""
+    """Listen on our host; the function that this replaces listens on all interfaces."""
     port = address.rpartition(":")[2]
     server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -1,5 +1,7 @@
-"""What Serve's gRPC proxy runs of ours: registering the service, so that no client's leaving is
-missed, and bytes that are no request are told so."""
+"""Handlers of ours in Serve's gRPC proxy: they miss no client that leaves, and name bad messages.
+
+A message whose bytes are no request is answered with INVALID_ARGUMENT.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -19,12 +21,14 @@ SERVICER_FUNCTION = f"{__name__}.add_generation_to_server"
 """The import path that Serve's `grpc_servicer_functions` names."""
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
-"""What a proxy hands on at most; the app has its own limit, which a proxy does not know."""
+"""The longest message that a proxy hands on; the app's own limit is not known to a proxy."""
 MALFORMED = "the message is no GenerateRequest: its bytes are not that protobuf message"
 
 
 def add_generation_to_server(servicer: GenerationServicer, server: Any) -> None:
-    """As the generated function, with streams that are cancelled whenever their client is gone.
+    """Register the service so that streams are cancelled whenever their client is gone.
+
+    Serve calls this in place of the generated function.
 
     `server` is Serve's own: it replaces every handler by one of its `service_handler_factory`,
     which sends the request to a replica. Those learn that the client has gone only while they wait

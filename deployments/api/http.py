@@ -8,27 +8,22 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from deployments.api import completions
 from deployments.api.body_limit import BodyLimit
-from deployments.api.errors import error_response, internal_error
-from deployments.api.http_proxy import request_timeout_s
-from deployments.api.openai import (
-    Completion,
-    CompletionRequest,
-    ErrorBody,
-    ErrorDetail,
-    ModelCard,
-    ModelList,
-)
+from deployments.api.errors import ErrorBody, ErrorDetail, error_response
+from deployments.api.openai import ModelCard, ModelList
 from deployments.api.validation import invalid_request, unreadable_body
 from deployments.router.service import GenerationService
-from workers.errors import TandemError
+from workers.errors import TandemError, internal_error
 
 logger = logging.getLogger(__name__)
+
+ENDPOINTS = (completions.ENDPOINT,)
+REQUEST_MODELS = {endpoint.path: endpoint.request_model for endpoint in ENDPOINTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,30 +48,18 @@ def make_app(service: GenerationService, options: HttpOptions) -> FastAPI:
     _add_status_routes(app, service)
     _add_model_routes(app, service)
 
-    @app.post(
-        "/v1/completions",
-        response_model=None,
-        responses={
-            200: {"model": Completion},
-            **{status: {"model": ErrorBody} for status in (400, 404, 408, 413, 429, 503)},
-        },
-    )
-    async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        timeout_s = request_timeout_s(request.headers)
-        if body.stream:
-            return completions.EventStream(service, body, timeout_s=timeout_s)
-        return await completions.whole(service, body, timeout_s=timeout_s)
-
+    for endpoint in ENDPOINTS:
+        endpoint.add_route(app, service)
     return app
 
 
 def _add_status_routes(app: FastAPI, service: GenerationService) -> None:
     async def health() -> JSONResponse:
-        """Whether this router works: 503 once no target has answered for long, or rounds stand."""
+        """200 while this router works; 503 if no target has answered for long, or rounds stall."""
         return _status(service, "ok", service.why_unhealthy())
 
     async def ready() -> JSONResponse:
-        """Whether a target would answer now."""
+        """200 if a target would answer now, else 503."""
         return _status(service, "ready", service.why_not_ready())
 
     _add_get(app, "/health", health)
@@ -138,8 +121,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(invalid_request(error.errors(), CompletionRequest))
+    async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        model = REQUEST_MODELS.get(request.scope["route"].path)
+        return error_response(invalid_request(error.errors(), model))
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:

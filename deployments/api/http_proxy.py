@@ -1,4 +1,4 @@
-"""What Serve's HTTP proxy runs of ours: the headers that Serve itself obeys are checked first.
+"""Middleware of ours in Serve's HTTP proxy: it checks the headers that Serve itself obeys.
 
 Serve takes orders from any client by headers. It answers 500 in plain text where one is no UTF-8,
 lets a client switch off that its leaving ends its request, and cuts a stream whose time is over
@@ -57,7 +57,7 @@ class ServeHeaders:
 
 
 def request_timeout_s(headers: Mapping[str, str]) -> float | None:
-    """How long the client waits for its request, in seconds; None if it does not say.
+    """The seconds that the client waits for its request; None if it does not say.
 
     As Serve means it, a time that is not above 0 is none. Raises InvalidRequestError.
     """

@@ -14,7 +14,7 @@ ANYTHING = object()
 
 OffValues = Mapping[str, tuple[Any, ...]]
 
-OF_COMPLETIONS: OffValues = {
+COMPLETIONS: OffValues = {
     "add_special_tokens": (True,),
     "allowed_token_ids": (),
     "bad_words": ([],),
@@ -54,7 +54,7 @@ OF_COMPLETIONS: OffValues = {
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-OF_STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
+STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
 
 
 def asks_for_nothing(value: Any, off_values: tuple[Any, ...]) -> bool:
@@ -62,7 +62,7 @@ def asks_for_nothing(value: Any, off_values: tuple[Any, ...]) -> bool:
 
 
 def how_to_leave_out(off_values: tuple[Any, ...]) -> str:
-    """What a client may do with a field that is not served."""
+    """The advice to a client that uses a field which is not served."""
     shown = " or ".join(json.dumps(off) for off in off_values)
     return f"leave it out or send {shown}" if shown else "leave it out"
 

@@ -1,10 +1,11 @@
-"""What a validation error says to a client: the field, the value, the limit, in our own words."""
+"""Checking requests, and what a client is told of a wrong one: the field, the value, the limit."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -43,16 +44,23 @@ _SENTENCES: Mapping[str, str] = {
     "string_unicode": "it has half of a surrogate pair, which is no character",
     "too_long": "it must have at most {max_length} items",
 }
-"""What pydantic's error types mean to a client; `{}` are pydantic's own limits."""
+"""Pydantic's error types in words for a client; `{}` are pydantic's own limits."""
 
-_shown = reprlib.Repr()
-_shown.maxstring = _shown.maxother = 80
-_shown.maxlong = 40
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+_repr.maxlong = 40
+brief = _repr.repr
+"""Shows a value that a client sent, as text of bounded length."""
 
 
 class RequestModel(BaseModel):
-    """A JSON object of a request: null means a field's default, and fields that are not served
-    may be there as long as they ask for nothing."""
+    """A JSON object of a request, with the fields that are known and no others.
+
+    `null` means a field's default. Fields that are known but not served may be there as long as
+    they ask for nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @classmethod
     def off_values(cls) -> OffValues:
@@ -68,7 +76,7 @@ class RequestModel(BaseModel):
 
     @classmethod
     def _is_given(cls, name: str, value: Any) -> bool:
-        """Whether a field has something to say; raises for one that nobody may send."""
+        """True if a field has something to say; raises for one that nobody may send."""
         field = cls.model_fields.get(name)
         if field is not None:
             return value is not None or field.is_required()
@@ -78,8 +86,7 @@ class RequestModel(BaseModel):
         if not asks_for_nothing(value, off_values):
             raise field_error(
                 name,
-                f"{name} is {_shown.repr(value)}: it is not served yet; "
-                f"{how_to_leave_out(off_values)}",
+                f"{name} is {brief(value)}: it is not served yet; {how_to_leave_out(off_values)}",
             )
         return False
 
@@ -125,7 +132,7 @@ def invalid_request(
     if first["type"] == "missing":
         return InvalidRequestError(f"{field} is missing; it is required", field=field)
     reason = _reason(first, model, location) or message
-    return InvalidRequestError(f"{field} is {_shown.repr(first['input'])}: {reason}", field=field)
+    return InvalidRequestError(f"{field} is {brief(first['input'])}: {reason}", field=field)
 
 
 def unreadable_body(cause: BaseException | None) -> InvalidRequestError:
@@ -143,7 +150,10 @@ def unreadable_body(cause: BaseException | None) -> InvalidRequestError:
     return InvalidRequestError(f"the body cannot be read: {reason}")
 
 
-def parse(model: type[Any], values: dict[str, Any]) -> Any:
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse(model: type[ModelT], values: dict[str, Any]) -> ModelT:
     """Validate values that did not come as JSON; raises InvalidRequestError."""
     try:
         return model.model_validate(values)
@@ -156,15 +166,21 @@ def _reason(error: Any, model: type[BaseModel] | None, location: list[str]) -> s
     if model is not None and len(location) == 1 and kind in _NUMBER_ERRORS:
         field = model.model_fields.get(location[0])
         if field is not None:
-            return f"it must be {_number(field)}"
+            return f"it must be {number_words(field)}"
     sentence = _SENTENCES.get(kind)
     return None if sentence is None else sentence.format(**error.get("ctx", {}))
 
 
-def _number(field: FieldInfo) -> str:
-    """What a numeric field takes: "a number from 0 to 2"."""
-    kinds = {field.annotation, *get_args(field.annotation)}
-    kind = "an integer" if int in kinds else "a number"
+def kinds_of(field: FieldInfo) -> set[Any]:
+    """The types of which a field takes values: one, or the members of a union; not annotated."""
+    is_union = get_origin(field.annotation) in (Union, UnionType)
+    kinds = get_args(field.annotation) if is_union else (field.annotation,)
+    return {get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds}
+
+
+def number_words(field: FieldInfo) -> str:
+    """The values of a numeric field in words, like "a number from 0 to 2"."""
+    kind = "an integer" if int in kinds_of(field) else "a number"
     limits = {
         name: getattr(limit, name)
         for limit in field.metadata

@@ -1,4 +1,7 @@
-"""Who may run, who waits, who is refused: completions are counted from where they are let in."""
+"""Admission: a router takes so many completions at a time, and refuses further ones with 429.
+
+A completion counts from before it is tokenized until it has ended.
+"""
 
 from dataclasses import dataclass
 from types import TracebackType

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
-    from deployments.metrics import RoundStatistics
     from deployments.router.drafting.remote import DraftClient
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
@@ -59,7 +58,6 @@ class Router:
             drafts = _client(draft_pool, "propose", PROPOSE, with_streams=with_streams)
             draft_info = await draft_pool.info.remote()
             max_drafted_len = min(target_info.max_model_len, draft_info.max_model_len)
-        self._metrics = RouterMetrics()
         self._controllers = {args.gamma: make_controller(args.gamma)}
         self._loop = RoundLoop(
             targets=_client(
@@ -75,7 +73,7 @@ class Router:
                 max_gamma=args.num_speculative_tokens,
                 max_drafted_len=max_drafted_len,
             ),
-            observer=self._metrics,
+            observer=RouterMetrics(),
             options=LoopOptions(
                 draft_timeout_s=args.draft_timeout_s,
                 verify_timeout_s=args.verify_timeout_s,
@@ -169,10 +167,6 @@ class Router:
     async def num_live(self) -> int:
         """Completions in the round loop."""
         return self._loop.num_live
-
-    async def take_statistics(self) -> "RoundStatistics":
-        """Of the rounds since the last call."""
-        return self._metrics.take_statistics()
 
 
 async def _ask_for_life(target_group: DeploymentHandle[Any]) -> None:

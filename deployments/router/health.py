@@ -1,4 +1,4 @@
-"""Whether this router can serve: what `/health` and `/ready` say.
+"""Health of a router, as `/health` and `/ready` report it.
 
 Two things are watched. A probe asks the targets every other second, whatever the traffic; and the
 rounds of the running completions have to bring something now and then.
@@ -17,7 +17,7 @@ MAX_FAILED_PROBES = 2
 
 
 class Health:
-    """What is known of the targets and of the round loop; `clock` gives seconds."""
+    """Signs of life of the targets and of the round loop; `clock` gives seconds."""
 
     def __init__(
         self, *, recovery_timeout_s: float, stall_timeout_s: float, clock: Callable[[], float]
@@ -53,7 +53,7 @@ class Health:
         return f"no target group has answered for {silent_s:.0f} s: {self._last_failure}"
 
     def why_unhealthy(self, *, num_live: int) -> str | None:
-        """Why this router is of no use any more; None if it is. `num_live`: of the round loop."""
+        """Why this router cannot serve any more; None if it can. The round loop has `num_live`."""
         if self._clock() - self._answered_at > self._recovery_timeout_s:
             reason = self.why_not_ready()
             if reason is not None:

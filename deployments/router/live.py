@@ -15,6 +15,7 @@ from workers.errors import (
     WorkerFailedError,
     WorkerLostError,
     WorkerTimeoutError,
+    internal_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Live:
             self.sequence.fail(error)
         except Exception:  # a defect of ours
             logger.exception("sequence %s has failed", self.sequence.seq_id)
-            self.sequence.fail(TandemError("internal error; the server's log says more"))
+            self.sequence.fail(internal_error())
 
     def note_progress(self, num_tokens: int) -> None:
         """A target has answered, with so many new tokens."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.router.digest import Digest
-from deployments.router.drafting.remote import DraftClient, release_on
+from deployments.router.drafting.remote import NO_DRAFT, DraftClient, release_on
 from deployments.router.live import Live
 from deployments.router.policy.gamma import GammaController, Outcome
 from deployments.router.round import (
@@ -31,7 +31,7 @@ from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies, Speculated, Speculation
 from deployments.transport.worker_client import WorkerClient
 from workers.backlog import MAX_CATCH_UP
-from workers.errors import TandemError, WorkerLostError
+from workers.errors import WorkerLostError, internal_error
 from workers.types import Reply, VerifyRequest, VerifyResult
 
 logger = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class RoundLoop:
             logger.exception("a round failed")
             for live in members:
                 if not live.sequence.is_done:
-                    live.sequence.fail(TandemError("internal error; the server's log says more"))
+                    live.sequence.fail(internal_error())
         finally:
             self._leave(members)
         return num_beside_next
@@ -289,7 +289,6 @@ class RoundLoop:
             reason=speculated.reason,
             is_prefill=is_prefilled,
             num_sequences=len(members),
-            num_live=self.num_live,
             num_committed=num_committed,
             draft_s=speculated.draft_s,
             verify_s=verify_s,
@@ -329,11 +328,11 @@ class RoundLoop:
             sequence = live.sequence
             sequence.target.replica_id = reply.replica_id
             with live.ended_by_errors():
-                num_new = commit(sequence, result)
+                draft = speculated.drafts.get(request.seq_id, NO_DRAFT)
+                num_new = commit(sequence, draft, result)
                 num_committed += num_new
                 live.note_progress(num_new)
                 if result.num_tested:  # of drafts that there was no room for nothing is known
-                    draft = speculated.drafts[request.seq_id]
                     outcomes.append(outcome(sequence, draft, result, num_committed=num_new))
         return tuple(outcomes), num_committed
 

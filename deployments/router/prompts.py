@@ -1,27 +1,16 @@
-"""From a request's prompts to token ids: off the event loop, and no more than can be of use."""
+"""From prompts to token ids: off the event loop, and refused where they cannot fit."""
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
+from deployments.router.request import Prompt
+from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError
 
-Prompt = str | tuple[int, ...]
-
 NUM_THREADS = 2
-"""Requests whose texts are read at a time: a long one does not hold up all others."""
-
-
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that the service needs."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-
-    def get_vocab(self) -> Mapping[str, int]: ...
+"""Requests that are tokenized at a time, so that a long one does not hold up all others."""
 
 
 class PromptReader:
@@ -30,39 +19,37 @@ class PromptReader:
     def __init__(self, tokenizer: Tokenizer, *, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
-        # Byte-level vocabularies spell a token with a letter per byte, of which a character has
-        # at least one, so no token stands for more characters than its name has.
+        # Byte-level vocabularies spell a token with a letter per byte, and a character has at
+        # least one byte, so no token stands for more characters than its name has.
         self._longest_token = max(len(name) for name in tokenizer.get_vocab())
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
 
     async def read(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        """Token ids of each prompt; raises ContextLengthError for a text that cannot fit.
+        """The token ids of each prompt; raises ContextLengthError for a text that cannot fit.
 
-        When the caller is cancelled, its texts that were not begun are not read any more.
+        When the caller is cancelled, those of its texts that were not begun are not read any more.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if not texts:
+            return [prompt for prompt in prompts if not isinstance(prompt, str)]
         for text in texts:
             self._check_length(text)
         has_left = threading.Event()
+        loop = asyncio.get_running_loop()
         try:
-            read = iter(await self._in_thread(texts, has_left) if texts else [])
+            encoded = iter(await loop.run_in_executor(self._threads, self._encode, texts, has_left))
         finally:
             has_left.set()
-        return [next(read) if isinstance(prompt, str) else prompt for prompt in prompts]
-
-    async def _in_thread(
-        self, texts: list[str], has_left: threading.Event
-    ) -> list[tuple[int, ...]]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, texts, has_left)
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _encode(self, texts: list[str], has_left: threading.Event) -> list[tuple[int, ...]]:
-        read = []
+        """The token ids of the texts, up to where the client left.  Runs in a thread."""
+        encoded = []
         for text in texts:
             if has_left.is_set():
                 break
-            read.append(tuple(self._tokenizer.encode(text)))
-        return read
+            encoded.append(tuple(self._tokenizer.encode(text)))
+        return encoded
 
     def _check_length(self, text: str) -> None:
         """Refuse a text that must have too many tokens, before it costs anything to count them."""

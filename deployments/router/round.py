@@ -18,8 +18,6 @@ class RoundRecord(ObservedRound):
 
     is_prefill: bool
     """Whether a sequence without its cache was verified."""
-    num_live: int
-    """Sequences of the router, in this round or not."""
     draft_compute_s: float
     """Of draft_s, what the drafters spent in steps, the longest of them."""
     verify_compute_s: float
@@ -30,11 +28,6 @@ class RoundRecord(ObservedRound):
     def router_s(self) -> float:
         """The router's own time: neither drafting nor verifying."""
         return self.total_s - self.draft_s - self.verify_s
-
-    @property
-    def outside_s(self) -> float:
-        """What neither drafter nor target spent in steps: hops, waits and the router."""
-        return self.total_s - self.draft_compute_s - self.verify_compute_s
 
 
 class RoundObserver(Protocol):
@@ -69,8 +62,8 @@ def is_prefill(request: VerifyRequest) -> bool:
     return request.base_len == 0 or len(request.new_tokens) > MAX_CATCH_UP
 
 
-def commit(sequence: Sequence, result: VerifyResult) -> int:
-    """Take the target's tokens over; returns how many.
+def commit(sequence: Sequence, draft: Draft, result: VerifyResult) -> int:
+    """Take the target's tokens over, of which some may be its `draft`; returns how many.
 
     Raises GenerationFailedError if the target cannot go on with the sequence.
     """
@@ -82,7 +75,7 @@ def commit(sequence: Sequence, result: VerifyResult) -> int:
     if result.is_released or sequence.is_done:
         return 0
     sequence.target.cached_len = len(sequence.tokens) + result.num_accepted
-    return sequence.commit(result.tokens)
+    return sequence.commit(result.tokens, num_accepted=result.num_accepted, source=draft.source)
 
 
 def outcome(

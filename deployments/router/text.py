@@ -10,7 +10,7 @@ NUM_CONTEXT_TOKENS = 6
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that text needs."""
+    """The part of a tokenizer that turns tokens into text."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -34,7 +34,7 @@ class IncrementalDecoder:
         return self._emit(is_final=False)
 
     def finish(self) -> str:
-        """What is left: an unfinished character shows as replacement characters."""
+        """The rest of the text; an unfinished character shows as replacement characters."""
         return self._emit(is_final=True)
 
     def _emit(self, *, is_final: bool) -> str:
@@ -55,7 +55,7 @@ class IncrementalDecoder:
 
 
 def _num_common(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
+    """The number of characters at the start of both texts that are equal."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
@@ -90,3 +90,27 @@ class StopStrings:
             if any(stop.startswith(text[-length:]) for stop in self._stop):
                 return length
         return 0
+
+
+class CompletionText:
+    """A completion's text as its tokens come: only what is certain, without stop strings."""
+
+    def __init__(self, decoder: Decoder, *, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._decoder = IncrementalDecoder(decoder, prompt)
+        self._stop = StopStrings(stop)
+
+    @property
+    def has_stopped(self) -> bool:
+        """True once a stop string was found; the text has ended before it."""
+        return self._stop.has_stopped
+
+    def push(self, token: int) -> str:
+        """The text that has become certain with this token, that of earlier tokens included."""
+        return self._stop.push(self._decoder.push(token))
+
+    def finish(self) -> str:
+        """The text that was held back, now that no token follows; none after a stop string."""
+        if self.has_stopped:
+            return ""
+        text = self._stop.push(self._decoder.finish())
+        return text if self.has_stopped else text + self._stop.finish()

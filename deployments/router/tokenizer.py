@@ -1,15 +1,25 @@
-"""The target's tokenizer, which the router needs to read prompts and write text."""
+"""The target's tokenizer: reads prompts and writes text."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from transformers import AutoTokenizer
 
-from deployments.router.prompts import Tokenizer
 from workers.errors import ModelNotFoundError
 
 
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that the router uses."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def get_vocab(self) -> Mapping[str, int]: ...
+
+
 def load_tokenizer(name: str) -> Tokenizer:
-    """Raises ModelNotFoundError for a model without a tokenizer."""
+    """The tokenizer in a model's folder or under its id; raises ModelNotFoundError without one."""
     try:
         loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of many libraries, such as one that is not installed

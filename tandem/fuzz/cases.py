@@ -9,7 +9,7 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from deployments.api.openai import CompletionRequest
+from deployments.api.completions import CompletionRequest
 
 Body = dict[str, Any]
 """A request as JSON has it."""
@@ -33,13 +33,8 @@ CHOICES_OF_INTEGERS = (
     2**64,
     10**30,
 )
-FLOATS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+FLOATS = tuple(
+    name for name, field in CompletionRequest.model_fields.items() if field.annotation is float
 )
 
 

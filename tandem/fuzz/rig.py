@@ -19,9 +19,9 @@ from deployments.router.drafting.overlap import make_overlap
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.dynamic_gamma import make_controller
-from deployments.router.prompts import Tokenizer
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
+from deployments.router.tokenizer import Tokenizer
 from deployments.transport.messages import PROPOSE, VERIFY, Codec, StreamAddress
 from deployments.transport.stream_client import StreamClient
 from deployments.transport.stream_server import StreamServer

@@ -11,15 +11,17 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from deployments.api.completions import CompletionRequest
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
 from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.gamma import FixedGamma
-from deployments.router.prompts import Tokenizer
+from deployments.router.request import GenerationRequest
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
+from deployments.router.tokenizer import Tokenizer
 from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
@@ -119,6 +121,11 @@ def body(**fields: Any) -> dict[str, Any]:
         "ignore_eos": True,
         **fields,
     }
+
+
+def generation_request(**fields: Any) -> GenerationRequest:
+    """The neutral form of a request with this body."""
+    return CompletionRequest.model_validate(body(**fields)).generation_request()
 
 
 async def complete(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

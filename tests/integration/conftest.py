@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
 from deployments import AppArgs, app, build
-from deployments.api.tandem_pb2 import GenerateRequest
+from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tandem.demo.corpus import Corpus, held_out_prompts
 from tandem.live.server import free_port
@@ -201,8 +201,14 @@ def request(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, "max_tokens": NUM_TOKENS, **fields}
 
 
-async def served_tokens(served: Served, prompts: list[str], *, concurrency: int) -> list[list[int]]:
-    """Token ids over streaming gRPC, at temperature 0.8."""
+async def served_tokens(
+    served: Served,
+    prompts: list[str],
+    *,
+    concurrency: int,
+    on_chunk: Callable[[GenerateChunk], None] = lambda _: None,
+) -> list[list[int]]:
+    """Token ids over streaming gRPC, at temperature 0.8; `on_chunk` is told each chunk."""
     slots = asyncio.Semaphore(concurrency)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         stub = GenerationStub(channel)
@@ -211,12 +217,12 @@ async def served_tokens(served: Served, prompts: list[str], *, concurrency: int)
             generate = GenerateRequest(
                 text=prompt, max_tokens=NUM_TOKENS, temperature=0.8, seed=seed, ignore_eos=True
             )
+            tokens: list[int] = []
             async with slots:
-                return [
-                    token
-                    async for chunk in stub.GenerateStream(generate)
-                    for token in chunk.token_ids
-                ]
+                async for chunk in stub.GenerateStream(generate):
+                    tokens += chunk.token_ids
+                    on_chunk(chunk)
+            return tokens
 
         return await asyncio.gather(*[run(i, prompt) for i, prompt in enumerate(prompts)])
 

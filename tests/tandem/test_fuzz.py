@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.api.openai import CompletionRequest
+from deployments.api.completions import CompletionRequest
 from tandem.fuzz.cases import FLOATS, draw_case
 from tandem.fuzz.rig import MODEL_NAME, Subject
 from tandem.fuzz.run import BATCH_SIZE, FuzzReport, replay, run_fuzz

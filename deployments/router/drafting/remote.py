@@ -41,6 +41,8 @@ class Draft:
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     """One per token, or none."""
+    source: str = "model"
+    """Which drafter they are of."""
 
     def first(self, num_tokens: int) -> "Draft":
         if num_tokens >= len(self.tokens):

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from deployments.api.body_limit import MAX_DRAINED
-from deployments.api.openai import CompletionRequest
 from deployments.router.prompts import NUM_THREADS
 from tests.deployments.loops import Models
 from tests.deployments.serving import (
@@ -19,6 +18,7 @@ from tests.deployments.serving import (
     body,
     client_of,
     complete,
+    generation_request,
     local_serving,
     stream,
 )
@@ -104,7 +104,7 @@ class TestAdmission:
     async def test_a_wrong_request_gives_its_room_back(
         self, fields: dict[str, Any], serving: LocalServing
     ) -> None:
-        request = CompletionRequest.model_validate(body(**fields))
+        request = generation_request(**fields)
         with pytest.raises(TandemError):
             async with serving.service.open(request):
                 pass
@@ -113,7 +113,7 @@ class TestAdmission:
     async def test_what_is_opened_and_never_run_gives_its_room_back(
         self, serving: LocalServing
     ) -> None:
-        request = CompletionRequest.model_validate(body(n=3))
+        request = generation_request(n=3)
         async with serving.service.open(request):
             assert serving.service.num_unfinished == 3
         assert serving.service.num_unfinished == 0
@@ -121,9 +121,9 @@ class TestAdmission:
     async def test_a_text_that_nobody_reads_on_is_not_written_on(
         self, serving: LocalServing
     ) -> None:
-        request = CompletionRequest.model_validate(body(n=2, max_tokens=200))
+        request = generation_request(n=2, max_tokens=200)
         async with serving.service.open(request) as generation:
-            deltas = serving.service.run(generation)
+            deltas = generation.run()
             await anext(deltas)
         await serving.wait_until_nothing_is_held()  # although nobody has closed the iterator
         await deltas.aclose()
@@ -146,14 +146,14 @@ class TestAdmission:
     async def test_a_finished_completion_makes_room_before_its_siblings_end(
         self, serving: LocalServing
     ) -> None:
-        request = CompletionRequest.model_validate(body(prompt=["Hello", "World"], max_tokens=40))
+        request = generation_request(prompt=["Hello", "World"], max_tokens=40)
         held = []
         async with serving.service.open(request) as generation:
             generation.choices = (
                 generation.choices[0],
                 replace(generation.choices[1], max_tokens=2),
             )
-            async for _, delta in serving.service.run(generation):
+            async for _, delta in generation.run():
                 if delta.finish_reason:
                     await asyncio.sleep(0)
                     held.append(serving.service.num_unfinished)
@@ -166,11 +166,11 @@ class TestTokenizing:
     ) -> None:
         tokenizer = SlowTokenizer()
         async with local_serving(models.target, tokenizer=tokenizer) as serving:
-            request = CompletionRequest.model_validate(body(prompt=["a", "b"]))
+            request = generation_request(prompt=["a", "b"])
 
             async def open_and_run() -> None:
                 async with serving.service.open(request) as generation:
-                    async for _ in serving.service.run(generation):
+                    async for _ in generation.run():
                         pass
 
             num_clients = NUM_THREADS + 3
@@ -183,7 +183,7 @@ class TestTokenizing:
             await asyncio.gather(*clients, return_exceptions=True)
             assert serving.service.num_unfinished == 0
             tokenizer.go_on.set()
-            request = CompletionRequest.model_validate(body(prompt="c"))
+            request = generation_request(prompt="c")
             async with serving.service.open(request):
                 pass
             # those that were begun were ended after their first text, the others never begun
@@ -192,7 +192,7 @@ class TestTokenizing:
     async def test_a_text_that_cannot_fit_is_not_tokenized(self, models: Models) -> None:
         tokenizer = SlowTokenizer()
         async with local_serving(models.target, tokenizer=tokenizer) as serving:
-            request = CompletionRequest.model_validate(body(prompt=["a", "b" * 257]))
+            request = generation_request(prompt=["a", "b" * 257])
             with pytest.raises(ContextLengthError, match=r"257 characters.* 256 tokens"):
                 async with serving.service.open(request):
                     pass

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.api.openai import CompletionRequest
-from deployments.api.unserved import ANYTHING, OF_COMPLETIONS
+from deployments.api import unserved
+from deployments.api.completions import CompletionRequest
+from deployments.api.unserved import ANYTHING
 from deployments.api.validation import parse
 from tests.deployments.loops import Models
 from tests.deployments.serving import body, client_of, complete, local_serving
@@ -29,14 +30,14 @@ def refusal(**fields: Any) -> InvalidRequestError:
 
 def test_null_means_the_default() -> None:
     required = {"model": "tiny", "prompt": "Hello"}
-    names = (set(CompletionRequest.model_fields) | set(OF_COMPLETIONS)) - set(required)
+    names = (set(CompletionRequest.model_fields) | set(unserved.COMPLETIONS)) - set(required)
     nulls = parse(CompletionRequest, {**required, **dict.fromkeys(names)})
     assert nulls == parse(CompletionRequest, required)
 
 
-@pytest.mark.parametrize("name", sorted(OF_COMPLETIONS))
+@pytest.mark.parametrize("name", sorted(unserved.COMPLETIONS))
 def test_a_field_that_is_not_served_may_be_off(name: str) -> None:
-    off_values = OF_COMPLETIONS[name]
+    off_values = unserved.COMPLETIONS[name]
     for value in (None, *off_values):
         given = {"any": "thing"} if value is ANYTHING else value
         assert parse(CompletionRequest, body(**{name: given})) == parse(CompletionRequest, body())

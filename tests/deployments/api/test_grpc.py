@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from deployments.api import grpc as tandem_grpc
-from deployments.api.openai import CompletionRequest
+from deployments.api.completions import CompletionRequest
 from deployments.api.tandem_pb2 import GenerateRequest, TokenIds
 from tests.deployments.serving import MAX_REQUEST_BYTES, LocalServing, local_serving
 from tests.tiny_models import save_model
@@ -88,9 +88,9 @@ async def test_fields_mean_the_same_as_over_http(serving: LocalServing) -> None:
             seed=9,
             stop=["~"],
             ignore_eos=True,
-        )
+        ).generation_request()
     ) as generation:
-        text = "".join([delta.text async for _, delta in serving.service.run(generation)])
+        text = "".join([delta.text async for _, delta in generation.run()])
     assert response.text == text
 
 

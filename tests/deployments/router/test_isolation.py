@@ -178,7 +178,7 @@ class TestWorkerErrors:
             def fail(token: int) -> str:
                 raise KeyError(token)
 
-            monkeypatch.setattr(bad.sequence._decoder, "push", fail)
+            monkeypatch.setattr(bad.sequence._text, "push", fail)
             for stream in (good, bad):
                 loop.add(stream.sequence)
             async with asyncio.timeout(30):

@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from deployments.router.text import IncrementalDecoder, StopStrings
+from tests.fakes import byte_tokenizer
 
 TEXTS = [
     "def f(x):\n    return x + 1\n",
@@ -18,18 +19,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE with hardly a merge: characters fall into several tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=270,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    return tokenizer
+    return byte_tokenizer(TEXTS)
 
 
 @pytest.mark.parametrize("text", TEXTS)

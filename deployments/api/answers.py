@@ -1,0 +1,127 @@
+"""Answers over HTTP: a generation's results as one JSON object, or as server-sent events.
+
+What the objects look like is an endpoint's own affair: a Writer of it makes them.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from deployments.api.errors import error_body
+from deployments.api.openai import StreamOptions, Usage
+from deployments.api.validation import RequestModel
+from deployments.router.generation import Generation
+from deployments.router.request import GenerationRequest
+from deployments.router.sequence import Delta
+from deployments.router.service import GenerationService
+from workers.errors import TandemError, internal_error
+
+logger = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """Writes one generation's results in the format of an endpoint."""
+
+    def whole(self, completions: Sequence[Delta], usage: Usage) -> BaseModel:
+        """The answer to a request without a stream."""
+        ...
+
+    def event(self, index: int, delta: Delta, usage: Usage | None) -> BaseModel:
+        """One event of a stream: what is new of the choice `index`."""
+        ...
+
+    def usage_event(self, usage: Usage) -> BaseModel:
+        """The last event of a stream, where the client asked for its usage."""
+        ...
+
+
+MakeWriter = Callable[[str, str], Writer]
+"""From the generation's id and the model's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A route that answers requests of one format."""
+
+    path: str
+    request_model: type[RequestModel]
+    """The model that checks a body."""
+    add_route: Callable[[FastAPI, GenerationService], None]
+
+
+async def respond(
+    service: GenerationService,
+    request: GenerationRequest,
+    make_writer: MakeWriter,
+    *,
+    stream_options: StreamOptions | None,
+) -> Response:
+    """The whole answer once it is finished, or a stream where there are options of one."""
+    if stream_options is not None:
+        return EventStream(service, request, make_writer, stream_options)
+    async with service.open(request) as generation:
+        writer = make_writer(generation.id, service.model.name)
+        completions = await generation.complete()
+        body = writer.whole(completions, Usage.of(generation.usage))
+        return Response(body.model_dump_json(), media_type="application/json")
+
+
+class EventStream(Response):
+    """The completions as they are written.
+
+    The request is admitted when the answer is sent, not when this object is made, so that whatever
+    keeps it from being sent cannot leave anything behind. A refusal is raised before the answer
+    begins, and gets a status of its own; an error after that is an event.
+    """
+
+    def __init__(
+        self,
+        service: GenerationService,
+        request: GenerationRequest,
+        make_writer: MakeWriter,
+        options: StreamOptions,
+    ) -> None:
+        super().__init__()
+        self._service = service
+        self._request = request
+        self._make_writer = make_writer
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._service.open(self._request) as generation:
+            stream = StreamingResponse(
+                self._events(generation),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            )
+            await stream(scope, receive, send)
+
+    async def _events(self, generation: Generation) -> AsyncIterator[str]:
+        writer = self._make_writer(generation.id, self._service.model.name)
+        with_usage = self._options.include_usage
+        is_usage_continuous = with_usage and self._options.continuous_usage_stats
+        try:
+            async with aclosing(generation.run()) as deltas:
+                async for index, delta in deltas:
+                    if delta.text or delta.finish_reason:
+                        usage = Usage.of(generation.usage) if is_usage_continuous else None
+                        yield _event(writer.event(index, delta, usage))
+            if with_usage:
+                yield _event(writer.usage_event(Usage.of(generation.usage)))
+        except TandemError as error:
+            yield _event(error_body(error))
+        except Exception:
+            logger.exception("a stream failed")
+            yield _event(error_body(internal_error()))
+        yield "data: [DONE]\n\n"
+
+
+def _event(body: BaseModel) -> str:
+    return f"data: {body.model_dump_json()}\n\n"
