@@ -1,17 +1,20 @@
-# The commands of this project. `make serve` and `make test` work from a fresh clone.
+# The commands of this project: `make` alone lists them. `make serve` and `make test` work from a fresh clone.
 
 PYTHON ?= python3
 VENV := .venv
 PYTEST ?= $(VENV)/bin/pytest
 # Options of the app for `make serve`, as in: make serve ARGS="gamma=2 dtype=float32"
 ARGS ?=
-
 # Random cases of each property test for `make fuzz`.
 CASES ?= 5000
 
-.PHONY: install serve test test-gpu check format bench fuzz proto
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-gpu check format docs bench fuzz proto
 
-install: $(VENV)/.installed
+help: ## list these commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed ## make .venv with the exact versions of constraints.txt
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -19,36 +22,36 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $@
 
-serve: install
+serve: install ## serve the bundled pair, or other models: make serve ARGS="target=... draft=..."
 	@$(VENV)/bin/tandem serve $(ARGS)
 
 # Two processes: one runs the app, the other begins with everything else.
-test: install
+test: install ## run the test suite; no network, no GPU
 	$(PYTEST) --numprocesses 2 --dist loadscope
 
-# Runs where there is a CUDA device and neither Ray nor this environment:
-#   make test-gpu PYTEST="python3 -m pytest"
-test-gpu:
+test-gpu: ## run the worker tests that need a CUDA device: make test-gpu PYTEST="python3 -m pytest"
 	$(PYTEST) -o addopts= -o filterwarnings=default -m gpu tests/workers
 
-check: install
+check: install ## check formatting, lint, types, architecture and docs
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PYTEST) --quiet tests/test_architecture.py
+	$(PYTEST) --quiet tests/test_architecture.py tests/test_docs.py
 
-format: install
+format: install ## format the source
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: install
+docs: install ## write the tables of the docs that mirror the source
+	$(VENV)/bin/python .ci/docs.py
+
+bench: install ## measure draft lengths on one live app, or another subject: make bench ARGS="engine"
 	$(VENV)/bin/tandem bench $(ARGS)
 
-# The round loop under random faults, and requests at the edge of the schema.
-fuzz: install
+fuzz: install ## put the round loop under random faults, then send requests at the edge of the schema
 	$(PYTEST) --quiet --cases $(CASES) tests/deployments/router/test_loop_properties.py
 	$(VENV)/bin/tandem fuzz --cases $(CASES)
 
-proto: install
+proto: install ## regenerate the gRPC code after a change of tandem.proto
 	$(VENV)/bin/python -m deployments.api.proto
 	$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. deployments/api/tandem.proto

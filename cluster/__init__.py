@@ -1,1 +1,1 @@
-"""Where things run: topology and placement, the benchmark, and the bundled model pair."""
+"""Where things run: the options, topology, placement, planning, and the bundled model pair."""

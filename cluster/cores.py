@@ -10,7 +10,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores(*, cgroups: Path = CGROUPS, own_groups: Path = OWN_GROUPS) -> int:
-    """At least one, and no more than the limit of a container (a pod's `limits.cpu`) lets run.
+    """The cores that this process may use: at least one, and no more than its container's limit.
 
     Args:
         cgroups: where Linux shows control groups; elsewhere nothing is there.

@@ -7,15 +7,14 @@ answers, `main`, which reads a Question as JSON from standard input and writes a
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from cluster import bundled
 from cluster.model_files import check_files
-from cluster.plan.config import PlanArgs
+from cluster.options import AppArgs
 from workers.errors import ConfigError, TandemError
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Machine(BaseModel):
-    """What there is to run on, beside the GPUs, which torch finds."""
+    """The cores and the memory to run on; torch finds the GPUs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +34,7 @@ class Machine(BaseModel):
 
 
 class FoundModel(BaseModel):
-    """What will be loaded of a model, and how much it can hold."""
+    """A model as it will be loaded, and how much it can hold."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -52,31 +51,31 @@ class FoundModel(BaseModel):
 
 
 class Question(BaseModel):
-    """The options that matter, and the machine if everything runs on it."""
+    """The app's options, and the machine if everything runs on it."""
 
-    args: dict[str, Any]
+    args: AppArgs
     machine: Machine | None
 
 
 class Answer(BaseModel):
-    """A sentence about what is wrong; or the target and the draft, if there is one."""
+    """Either a sentence about what is wrong, or the target and the draft, if there is one."""
 
     error: str | None = None
     found: tuple[FoundModel, ...] = ()
 
 
-def check_models(options: Mapping[str, Any], machine: Machine | None) -> Sequence[FoundModel]:
+def check_models(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
     """Make sure that the models exist and fit each other, the options and the machine.
 
     Args:
-        options: of the app, by name.
+        args: the app's options.
         machine: the one that everything runs on; None where other nodes may run some of it, whose
             folders and memory are not known here.
 
     Returns: the target, and the draft if there is one; nothing if they could not be sized.
     Raises: ConfigError with a sentence that names the option, its value and the fix.
     """
-    question = Question(args=dict(options), machine=machine)
+    question = Question(args=args, machine=machine)
     try:
         ended = subprocess.run(
             [sys.executable, "-c", RUN, str(ROOT)],
@@ -106,7 +105,7 @@ def main() -> None:
 
 
 def _answer(question: Question) -> Answer:
-    args = PlanArgs.model_validate(question.args)
+    args = question.args
     names = [args.target] if args.draft_model is None else [args.target, args.draft_model]
     try:
         for name in names:

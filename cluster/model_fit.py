@@ -9,8 +9,9 @@ from transformers import AutoTokenizer, PreTrainedConfig
 
 from cluster import bundled
 from cluster.model_check import FoundModel, Machine
+from cluster.options import AppArgs
 from cluster.placement import check_tensor_parallel
-from cluster.plan.config import NodeKind, PlanArgs, PlanConfig
+from cluster.plan.config import NodeKind, PlanConfig
 from cluster.plan.fleet import Role
 from cluster.plan.planning import Plan, make_plan
 from cluster.topology import GIB
@@ -26,8 +27,8 @@ from workers.model import load_config, max_position_of
 from workers.vocabulary import check_shared_vocabulary
 
 
-def check_fit(args: PlanArgs, machine: Machine | None) -> Sequence[FoundModel]:
-    """See `cluster.model_check.check_models`; the models' files are there."""
+def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
+    """Check the models, whose files are there; `cluster.model_check.check_models` says how."""
     config = _read_config(args.target)
     check_tensor_parallel(args.target, config, args.tensor_parallel_size)
     _check_length(args, max_position_of(args.target, config))
@@ -66,7 +67,7 @@ def _read_config(name: str) -> PreTrainedConfig:
         ) from error
 
 
-def _check_length(args: PlanArgs, max_position: int) -> None:
+def _check_length(args: AppArgs, max_position: int) -> None:
     if args.max_model_len is not None and args.max_model_len > max_position:
         raise ConfigError(
             f"max_model_len is {args.max_model_len}, but {args.target!r} has positions for "
@@ -74,7 +75,7 @@ def _check_length(args: PlanArgs, max_position: int) -> None:
         )
 
 
-def _check_memory(args: PlanArgs, node: NodeKind) -> None:
+def _check_memory(args: AppArgs, node: NodeKind) -> None:
     """A cache never takes more than its sequences need, but who asks for more is mistaken."""
     on_gpu = bool(node.num_gpus) and args.device != "cpu"
     memory_gib = node.gpu_memory_gib if on_gpu else node.memory_gib
@@ -85,7 +86,7 @@ def _check_memory(args: PlanArgs, node: NodeKind) -> None:
         )
 
 
-def _check_cache(args: PlanArgs, plan: Plan) -> None:
+def _check_cache(args: AppArgs, plan: Plan) -> None:
     """A cache whose size is asked for has to hold a sequence; others may shorten them."""
     role, cache = plan.fleet.target, plan.layout.caches["target 0"]
     needed = role.blocks_per_sequence * role.block_bytes / GIB
@@ -98,7 +99,7 @@ def _check_cache(args: PlanArgs, plan: Plan) -> None:
 
 
 def _rounded_up(gib: float) -> str:
-    """To two digits."""
+    """A size rounded up to two digits, as it is written in an option."""
     unit = 10.0 ** (math.floor(math.log10(gib)) - 1)
     return f"{math.ceil(gib / unit) * unit:.6g}"
 
@@ -133,7 +134,7 @@ def _node(machine: Machine) -> NodeKind:
     )
 
 
-def _plan_config(args: PlanArgs, node: NodeKind) -> PlanConfig:
+def _plan_config(args: AppArgs, node: NodeKind) -> PlanConfig:
     try:
         return PlanConfig(args=args, nodes=(node,))
     except ValidationError as error:

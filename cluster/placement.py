@@ -28,7 +28,7 @@ LEAST_CPUS = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResources:
-    """What Ray has to find for one rank."""
+    """Cores and GPUs that Ray has to find for one rank."""
 
     num_cpus: float
     num_gpus: float
@@ -39,7 +39,7 @@ class RankResources:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """In Ray's words."""
+        """The resources as Ray names them."""
         wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
@@ -83,7 +83,7 @@ def group_bundles(*, tp_size: int, resources: RankResources, nodes: Sequence[Nod
 
 
 def bundle_order(bundle_nodes: Sequence[str]) -> tuple[int, ...]:
-    """Which bundle each rank runs in, so that the ranks of a node are neighbours.
+    """The bundle of each rank, so that the ranks of a node are neighbours.
 
     Ray numbers the bundles of a PACK group without regard to nodes. Rank 0 stays in bundle 0.
 
@@ -110,7 +110,7 @@ class Placement:
     """Where groups have found room."""
 
     nodes: Mapping[str, tuple[Node, ...]]
-    """By group: the node of each rank."""
+    """The node of each rank, by the group's name."""
     unplaced: tuple[Group, ...]
 
 
@@ -133,14 +133,14 @@ def place(groups: Sequence[Group], nodes: Sequence[Node]) -> Placement:
 
 @dataclass(slots=True, kw_only=True)
 class _Room:
-    """What is left of a node."""
+    """The room that is left on a node."""
 
     node: Node
     num_cpus: float
     num_gpus: float
     memory_bytes: int
     num_taken: int = 0
-    """Ranks."""
+    """Ranks that were placed here."""
 
     @classmethod
     def of(cls, node: Node) -> "_Room":
@@ -152,7 +152,7 @@ class _Room:
         )
 
     def num_ranks(self, resources: RankResources, rank_bytes: int = 0) -> int:
-        """How many ranks there is room for."""
+        """The number of ranks that there is room for."""
         limits: list[float] = []
         if resources.num_cpus:
             limits.append(self.num_cpus // resources.num_cpus)

@@ -101,7 +101,7 @@ class TensorParallelGroup:
             run(plan)
 
     def _broadcast(self, plan: StepPlan | None) -> StepPlan | None:
-        """What the first rank has given."""
+        """The plan that the first rank gave, on all ranks."""
         plans = [plan]
         dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))
         return plans[0]

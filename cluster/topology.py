@@ -1,4 +1,4 @@
-"""What a cluster is made of: nodes with cores, GPUs and memory. Pure."""
+"""What a cluster is made of: nodes with cores, GPUs and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Node:
     memory_bytes: int = 0
     """Main memory; 0 where nobody knows, since only `plan` asks."""
     gpu_memory_bytes: int = 0
-    """Of one GPU; likewise."""
+    """Memory of one GPU; 0 where nobody knows."""
     kind: str = ""
-    """What nodes of the same build are called."""
+    """The name that nodes of the same build share."""
 
 
 def uses_gpus(device: str, nodes: Sequence[Node]) -> bool:

@@ -12,7 +12,6 @@ from ray._common.utils import get_system_memory
 from ray._private.services import canonicalize_bootstrap_address
 
 from cluster.model_check import FoundModel, Machine, check_models
-from cluster.plan.config import PlanArgs
 from deployments.args import AppArgs, parse_options
 from deployments.exposure import check_exposure
 from workers.errors import ConfigError
@@ -43,7 +42,7 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
         machine = _this_machine()
     elif _is_on_the_only_node():
         machine = _this_machine()
-    return Preflight(args=args, models=check_models(_plan_options(args), machine))
+    return Preflight(args=args, models=check_models(args, machine))
 
 
 def _this_machine() -> Machine:
@@ -82,14 +81,6 @@ def _check_answers(address: str) -> None:
             f"Ray is said to be at {address}, by RAY_ADDRESS or by a `ray start` on this machine, "
             f"but does not answer ({error}); start it there, or unset RAY_ADDRESS"
         ) from None
-
-
-def _plan_options(args: AppArgs) -> dict[str, Any]:
-    """The options that decide what fits, as a plan takes them."""
-    options = args.model_dump(mode="json", include={*PlanArgs.model_fields})
-    for name in ("num_target_groups", "num_draft_replicas"):
-        options[name] = str(getattr(args, name))
-    return options
 
 
 def settle_addresses(args: AppArgs) -> AppArgs:

@@ -16,7 +16,7 @@ PROMPT = "def read_config(path):\n"
 
 
 def before_start(checked: Preflight) -> Iterator[str]:
-    """What is going to be loaded, and how much memory that takes."""
+    """Lines about the models that are going to be loaded, and their memory."""
     args = checked.args
     described = {model.name: _described(model) for model in checked.models}
     yield f"target: {described.get(args.target, args.target)}"

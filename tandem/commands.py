@@ -17,11 +17,11 @@ from workers.errors import TandemError
 logger = logging.getLogger(__name__)
 
 Commands = Any
-"""What `add_subparsers` returns; argparse keeps its type to itself."""
+"""The type that `add_subparsers` returns, which argparse keeps private."""
 
 
-def run_command(arguments: list[str], *, others: Mapping[str, str]) -> int:
-    """Run a command; returns its exit status.
+def make_parser(others: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The commands and their options.
 
     Args:
         others: commands that `tandem` has beside these, and what they do, for its help.
@@ -30,12 +30,16 @@ def run_command(arguments: list[str], *, others: Mapping[str, str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in others.items():
         commands.add_parser(name, help=text)
-
     _add_demo(commands)
     add_bench(commands)
     add_chaos(commands)
     add_plan(commands)
-    options = parser.parse_args(with_default_subject(arguments))
+    return parser
+
+
+def run_command(arguments: list[str], *, others: Mapping[str, str]) -> int:
+    """Run a command of `make_parser`; returns its exit status."""
+    options = make_parser(others).parse_args(with_default_subject(arguments))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
     try:

@@ -20,7 +20,7 @@ CONFIG_ERRORS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What keeps an app from starting."""
+    """The reason why an app cannot start."""
 
     sentence: str
     is_final: bool

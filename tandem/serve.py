@@ -77,7 +77,7 @@ def _start(server: Server, log: WorkerLog) -> None:
 
 
 def _watch(server: Server, console: Console) -> None:
-    """Until Ray ends: say when the kernels are compiled."""
+    """Wait until Ray ends; say when the kernels are compiled."""
     is_compiling = server.is_compiling()
     if is_compiling:
         console.say("compiling kernels in the background; requests are served meanwhile, slower")

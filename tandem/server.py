@@ -39,7 +39,7 @@ class Server:
         self._processes: set[psutil.Process] = set()
         """Processes that belong to our Ray, whoever started them there."""
         self.start_s = 0.0
-        """How long the start took."""
+        """Seconds that the start took."""
         self.target: WorkerInfo | None = None
         """One replica of the target, once the server has started."""
 

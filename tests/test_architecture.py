@@ -69,7 +69,7 @@ def test_the_environment_is_not_read() -> None:
         for path, tree in sources(package):
             for node in ast.walk(tree):
                 is_read = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
-                assert not is_read, f"{path}: options belong in deployments/args.py"
+                assert not is_read, f"{path}: options belong in cluster/options.py"
 
 
 def test_files_and_functions_stay_small() -> None:

@@ -1,4 +1,4 @@
-"""What does not fit and what would, and what is worth knowing where all fits: sentences. Pure."""
+"""A plan in sentences: what does not fit and what would, and what is worth knowing."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def _no_room(fleet: Fleet, unplaced: Sequence[Group]) -> str:
 
 
 def _home(fleet: Fleet, group: Group) -> str:
-    """What a group looks for."""
+    """The place that a group needs, in words."""
     number, memory = group.num_ranks, size(group.rank_bytes)
     if not fleet.target.on_gpu:
         return f"node with {'' if number == 1 else f'{number} times '}{memory} of memory left"
@@ -91,7 +91,7 @@ def _demand(role: Role) -> str:
 
 
 def _small_caches(layout: Layout) -> list[str]:
-    """On nodes whose memory is shared, a cache may end up with less than it needs."""
+    """A sentence for each cache that gets less than it needs beside what else runs on its node."""
     return [
         f"{name} gets a KV cache of {cache.num_tokens:,} tokens beside what else runs on "
         f"{layout.placement.nodes[name][0].name}, less than one sequence of "
@@ -110,7 +110,7 @@ def _overfull_nodes(layout: Layout) -> list[str]:
 
 
 def notes(fleet: Fleet, layout: Layout) -> list[str]:
-    """What is worth knowing of a plan, whether it fits or not."""
+    """Sentences worth knowing about a plan, whether it fits or not."""
     found = [remark for role in fleet.roles for remark in role.size.remarks]
     for role in fleet.roles:
         caches = [cache for cache in layout.caches.values() if cache.role is role]

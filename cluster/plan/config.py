@@ -11,113 +11,14 @@ passes over what it does not know.
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cluster import bundled
+from cluster.options import AppArgs
 from cluster.topology import GIB, Node
 from workers.errors import ConfigError
-
-# Options of the app that change nothing of what fits where.
-OTHER_OPTIONS = frozenset(
-    {
-        "allow_unauthenticated_cluster",
-        "compile",
-        "cors_allow_origins",
-        "draft_num_threads",
-        "drain_timeout_s",
-        "draft_timeout_s",
-        "gamma",
-        "grpc_host",
-        "grpc_port",
-        "http_host",
-        "http_port",
-        "max_num_batched_tokens",
-        "max_request_bytes",
-        "max_queued_requests",
-        "num_router_replicas",
-        "num_speculative_tokens",
-        "overlap",
-        "prefix_caching",
-        "recovery_timeout_s",
-        "served_model_name",
-        "target_num_threads",
-        "verification",
-        "verify_timeout_s",
-        "worker_transport",
-    }
-)
-
-
-def _largest(value: object) -> object:
-    """Of min:max the maximum: the plan has to hold when all replicas run."""
-    if not isinstance(value, str):
-        return value
-    minimum, colon, maximum = value.partition(":")
-    try:
-        numbers = [int(minimum), int(maximum) if colon else int(minimum)]
-    except ValueError:
-        raise ValueError(f"{value!r} is neither a number nor min:max, like 2 or 1:4") from None
-    if numbers[0] > numbers[1]:
-        raise ValueError(f"{value} has its maximum below its minimum")
-    return numbers[1]
-
-
-NumReplicas = Annotated[int, Field(ge=1), BeforeValidator(_largest)]
-
-
-class PlanArgs(BaseModel):
-    """The options of the app that decide what fits; `deployments/args.py` describes them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    target: str = bundled.TARGET_NAME
-    draft: str | None = None
-    drafter: Literal["model", "none"] = "model"
-    num_target_groups: NumReplicas = 1
-    num_draft_replicas: NumReplicas = 1
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    max_model_len: int | None = Field(default=None, ge=2)
-    max_num_seqs: int = Field(default=64, ge=1)
-    block_size: int = Field(default=16, ge=1)
-    kv_cache_gib: float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_what_matters(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        _refuse_unknown("option", values, {*cls.model_fields, *OTHER_OPTIONS})
-        return {name: value for name, value in values.items() if name in cls.model_fields}
-
-    @model_validator(mode="after")
-    def _check_together(self) -> "PlanArgs":
-        if self.drafter == "model" and self.draft_model is None:
-            raise ValueError(
-                f"target={self.target} needs a draft model: give draft=<a smaller model with the "
-                "same vocabulary>, or drafter=none for plain decoding"
-            )
-        return self
-
-    @property
-    def draft_model(self) -> str | None:
-        """The draft model to load, if any."""
-        if self.drafter == "none":
-            return None
-        if self.draft is None and self.target == bundled.TARGET_NAME:
-            return bundled.DRAFT_NAME
-        return self.draft
 
 
 class NodeKind(BaseModel):
@@ -140,7 +41,7 @@ class NodeKind(BaseModel):
     @classmethod
     def _suggest_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            _refuse_unknown("field", values, cls.model_fields)
+            _refuse_unknown(values, cls.model_fields)
         return values
 
     @model_validator(mode="after")
@@ -168,7 +69,7 @@ class PlanConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    args: PlanArgs
+    args: AppArgs
     nodes: tuple[NodeKind, ...]
 
     @model_validator(mode="before")
@@ -178,7 +79,7 @@ class PlanConfig(BaseModel):
             raise ValueError("it must have args: and nodes:, as names with values")
         if "applications" in values:
             values = {"args": _application_args(values), "nodes": values.get("nodes")}
-        _refuse_unknown("field", values, cls.model_fields)
+        _refuse_unknown(values, cls.model_fields)
         if not values.get("nodes"):
             raise ValueError("it must have nodes: a list of what there is to run on")
         return {**values, "args": values.get("args") or {}}
@@ -224,13 +125,14 @@ def _application_args(values: dict[str, Any]) -> Any:
     return ours[0].get("args")
 
 
-def _refuse_unknown(what: str, given: Iterable[object], known: Iterable[str]) -> None:
+def _refuse_unknown(given: Iterable[object], known: Iterable[str]) -> None:
+    """Raises ValueError for a field that the file may not have, with a suggestion."""
     names = sorted(known)
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise ValueError(f"there is no {what} {name!r}; {hint}")
+            raise ValueError(f"there is no field {name!r}; {hint}")
 
 
 def _said(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""Everything that is to run, and what becomes of it on the nodes: places and memory. Pure."""
+"""Everything that is to run, and the places and the memory that it gets on the nodes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,15 +23,16 @@ class Role:
     size: ModelSize
     num_groups: int
     resources: RankResources
-    """Of a rank."""
+    """Cores and GPUs of each rank."""
     max_model_len: int
     """Tokens of the longest sequence."""
     must_hold_sequence: bool
-    """Whether the cache must hold one of max_model_len; else that is lowered to what it holds."""
+    """Whether the cache must hold a sequence of max_model_len tokens. If not, max_model_len is
+    lowered to what the cache holds."""
     max_num_seqs: int
     block_size: int
     kv_cache_bytes: int | None = None
-    """Of a rank; None: a share of what is free."""
+    """Bytes of each rank's cache; None takes a share of the memory that is free."""
 
     @property
     def on_gpu(self) -> bool:
@@ -39,7 +40,7 @@ class Role:
 
     @property
     def free_fraction(self) -> float:
-        """How much of the memory that is free a cache takes, as the workers do."""
+        """The share of free memory that a cache takes, as the workers decide it."""
         return FREE_MEMORY_FRACTION["cuda" if self.on_gpu else "cpu"]
 
     @property
@@ -57,7 +58,7 @@ class Role:
 
     @property
     def fixed_bytes(self) -> int:
-        """What a rank takes before it has a cache."""
+        """Bytes that a rank takes before it has a cache."""
         return self.size.weight_bytes + PROCESS_BYTES
 
     @property
@@ -69,7 +70,7 @@ class Role:
         return self.fixed_bytes + round(needed)
 
     def num_blocks(self, free_bytes: int) -> int:
-        """Of a rank that finds so much free memory; as `workers.paged_model` decides."""
+        """Blocks of a rank that finds so much free memory, as `workers.paged_model` decides."""
         cache_bytes = self.kv_cache_bytes
         if cache_bytes is None:
             cache_bytes = int(max(free_bytes, 0) * self.free_fraction)
@@ -101,7 +102,7 @@ def memory_bytes(role: Role, node: Node) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What is to run where."""
+    """Everything that is to run, and the nodes."""
 
     roles: tuple[Role, ...]
     """The target, and the draft if there is one."""
@@ -124,7 +125,7 @@ class GroupCache:
 
     role: Role
     num_blocks: int
-    """Of each rank: the least that any of them has memory for."""
+    """Blocks of each rank: the least that any of them has memory for."""
 
     @property
     def num_tokens(self) -> int:
@@ -142,11 +143,11 @@ class GroupCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What has become of a fleet."""
+    """A fleet that was placed."""
 
     placement: Placement
     caches: Mapping[str, GroupCache]
-    """By group."""
+    """The cache of each group, by the group's name."""
     overfull: Mapping[Node, int]
     """Nodes whose workers would take more than their main memory, and how many bytes."""
 

@@ -46,7 +46,7 @@ SPLITTING_STYLES = frozenset({"rowwise_split_input", "rowwise_rep"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """What one rank holds of a model; the first rank, which has most where shares differ."""
+    """The share of a model that its first rank holds, which is the largest where shares differ."""
 
     name: str
     dtype: str
@@ -57,7 +57,7 @@ class ModelSize:
     max_position: int
     """The longest sequence the positions of the model allow."""
     remarks: tuple[str, ...] = ()
-    """What config.json leaves open."""
+    """Sentences about what config.json leaves open."""
 
 
 def size_model(
@@ -142,7 +142,7 @@ def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
             f"foreseen: {', '.join(sorted(unknown))}"
         )
     cut: dict[int, nn.Parameter] = {}
-    """By the identity of the whole: tied parameters stay tied."""
+    """Cut parameters by the identity of the whole one, so that tied parameters stay tied."""
     for module_name, owner in list(module.named_modules()):
         for parameter_name, whole in list(owner.named_parameters(recurse=False)):
             if id(whole) not in cut:
@@ -153,7 +153,7 @@ def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
 
 
 def _style(plan: dict[str, str], *names: str) -> str | None:
-    """What the plan says of the first of the names that it knows; it writes * for numbers."""
+    """The plan's style for the first name that it has; plans write * for numbers."""
     patterns = (re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names)
     return next((plan[pattern] for pattern in patterns if pattern in plan), None)
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from cluster import bundled
+from cluster.options import AppArgs
 from cluster.placement import GroupBundles, group_bundles, rank_resources, tensor_parallel_sizes
 from cluster.plan.advice import notes, problems
-from cluster.plan.config import PlanArgs, PlanConfig
+from cluster.plan.config import PlanConfig
 from cluster.plan.fleet import Fleet, Layout, Role, lay_out
 from cluster.plan.model_size import size_draft, size_model
 from cluster.plan.remedies import TargetSizes
@@ -17,14 +18,14 @@ from workers.model import load_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What runs where, with which memory, and whether that fits."""
+    """A placed fleet with its memory, and whether that fits."""
 
     fleet: Fleet
     layout: Layout
     bundles: GroupBundles
-    """Of each target group."""
+    """The bundles that each target group asks Ray for."""
     problems: tuple[str, ...]
-    """What does not fit; none if all does."""
+    """Sentences about what does not fit; empty if all does."""
     notes: tuple[str, ...]
 
 
@@ -52,7 +53,7 @@ def make_plan(config: PlanConfig) -> Plan:
     )
 
 
-def _target(args: PlanArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
+def _target(args: AppArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
     resources = rank_resources(args.device, nodes)
     size = size_model(args.target, dtype=args.dtype, tp_size=tp_size, on_gpu=resources.num_gpus > 0)
     asked = args.max_model_len
@@ -64,7 +65,7 @@ def _target(args: PlanArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
     return Role(
         name="target",
         size=size,
-        num_groups=args.num_target_groups,
+        num_groups=args.num_target_groups.maximum,
         resources=resources,
         max_model_len=asked or size.max_position,
         must_hold_sequence=asked is not None,
@@ -74,7 +75,7 @@ def _target(args: PlanArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
     )
 
 
-def _draft(args: PlanArgs, nodes: tuple[Node, ...]) -> Role | None:
+def _draft(args: AppArgs, nodes: tuple[Node, ...]) -> Role | None:
     if args.draft_model is None:
         return None
     resources = rank_resources(args.device, nodes)
@@ -82,7 +83,7 @@ def _draft(args: PlanArgs, nodes: tuple[Node, ...]) -> Role | None:
     return Role(
         name="draft",
         size=size,
-        num_groups=args.num_draft_replicas,
+        num_groups=args.num_draft_replicas.maximum,
         resources=resources,
         # a draft with the shorter context serves until it ends
         max_model_len=min(args.max_model_len or size.max_position, size.max_position),

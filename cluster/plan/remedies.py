@@ -1,4 +1,4 @@
-"""What would fit instead: other options, other nodes, tried on paper. Pure."""
+"""What would fit instead: other options, other nodes, tried on paper."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,1 @@
+"""The worker deployments: a target group, a draft pool, and what both share."""

@@ -1,1 +1,1 @@
-"""The benchmark: speculation against plain decoding on the same live server."""
+"""What only we can measure: draft lengths on one live app, the workers alone, 16-bit texts."""

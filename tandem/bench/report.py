@@ -1,10 +1,12 @@
-"""What every benchmark's report has in common."""
+"""Results: one page of Markdown per day and machine, and a JSON file with all figures beside it."""
 
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +24,7 @@ GIB = 1024**3
 
 
 def environment() -> dict[str, Any]:
-    """When, of what and on what a report was made."""
+    """The date, the commit, the machine and the versions of a result."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -42,18 +44,35 @@ def environment() -> dict[str, Any]:
     }
 
 
-def shown_options(options: Mapping[str, Any], **resolved: object) -> dict[str, Any]:
-    """Options as JSON takes them, with what defaults were resolved to."""
-    shown = {key: str(v) if isinstance(v, Path) else v for key, v in options.items()}
-    return {**shown, **resolved}
+def machine_name(hardware: Mapping[str, Any]) -> str:
+    """A name for files, like `amd-epyc-9b45-2-cores`."""
+    name = hardware["gpu"] or f"{hardware['cpu']} {hardware['num_cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def write_result(folder: Path, command: str, tables: str, figures: Mapping[str, Any]) -> Path:
+    """Add what a command measured to today's page of this machine; returns the page.
+
+    The same command of the same day takes the place of its earlier result.
+    """
+    made = environment()
+    page = folder / f"{made['date'][:10]}-{machine_name(made['hardware'])}.md"
+    data = page.with_suffix(".json")
+    results = json.loads(data.read_text()) if data.exists() else {}
+    results[command] = {**made, "tables": tables, **_plain(figures)}
+    folder.mkdir(parents=True, exist_ok=True)
+    data.write_text(json.dumps(results, indent=2) + "\n")
+    page.write_text(_page(results))
+    return page
 
 
 def percentiles(values: Sequence[float], ranks: Sequence[int]) -> tuple[float, ...]:
-    """Interpolated, of whatever order; none where there are no values."""
+    """Interpolated percentiles of values in any order; none where there are no values."""
     return tuple(float(np.percentile(values, rank)) for rank in ranks) if values else ()
 
 
 def milliseconds(*seconds: float) -> str:
+    """Seconds as whole milliseconds, for one cell."""
     return " / ".join(f"{s * 1e3:.0f}" for s in seconds)
 
 
@@ -63,20 +82,49 @@ def number(value: float | None, form: str) -> str:
 
 
 def markdown_table(columns: Mapping[str, Callable[[RowT], str]], rows: Sequence[RowT]) -> str:
+    """A table with a line per row."""
     lines = ["| " + " | ".join(columns) + " |", "|" + " ---: |" * len(columns)]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def write_report(folder: Path, name: str, report: Mapping[str, Any], tables: str) -> None:
-    """<name>.json with all figures, <name>.md with the tables."""
-    (folder / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
-    (folder / f"{name}.md").write_text(tables)
+def _page(results: Mapping[str, Any]) -> str:
+    newest = max(results.values(), key=lambda result: str(result["date"]))
+    hardware, versions = newest["hardware"], newest["versions"]
+    device = hardware["gpu"] or f"{hardware['cpu']} ({hardware['cpu_capability']})"
+    lines = [
+        f"# Results of {newest['date'][:10]}",
+        "",
+        f"{device}, {hardware['num_cores']} cores, {hardware['memory_gib']} GiB of memory; "
+        + ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+        + ". Written by `tandem bench`; [benchmarking](../benchmarking.md) explains the columns.",
+    ]
+    for command, result in results.items():
+        lines += [
+            "",
+            f"## `{command}`",
+            "",
+            f"Commit {result['commit']}.",
+            "",
+            result["tables"].rstrip(),
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, paths and tuples as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _commit() -> str:
-    """With a mark where files differ from it: such figures are not the commit's own."""
-    commit = _git("rev-parse", "HEAD")
+    """The commit, with a mark where files differ from it: such figures are not its own."""
+    commit = _git("rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown"
     return f"{commit} with changes" if _git("status", "--porcelain") else commit

@@ -1,49 +1,55 @@
 """`tandem bench traffic`: how gamma=dynamic follows a text that changes.
 
 One stream; the text goes from easy to hard and back to easy under one controller, which is told
-nothing of it.
+nothing of it. One stream gets an event per round, so the usage of its events tells each round's
+draft length.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean
 
 from tqdm import tqdm
 
-from tandem.bench.client import Load, run_closed
-from tandem.bench.plots import plot_traffic
-from tandem.bench.report import markdown_table, write_report
-from tandem.bench.rows import DYNAMIC, Setting
-from tandem.bench.served import ServedOptions, header, measure, measured_server
-from tandem.bench.texts import make_prompts
+from tandem.arguments import whole
+from tandem.bench.app import measured_app
+from tandem.bench.options import ModelOptions, command_of, option
+from tandem.bench.report import markdown_table, write_result
+from tandem.bench.rows import DYNAMIC
+from tandem.live.client import Load, LoadResult
+from tandem.live.texts import make_prompts
 
 TEXTS = ("easy", "hard", "easy")
 NEAR = 1.0
-"""Drafts of a phase's settled length that count as having arrived."""
+"""Within so many drafts of the settled length, the length has arrived."""
 WINDOW = 10
-"""Rounds over which the length is averaged to say so."""
+"""The length is averaged over so many rounds to tell that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficOptions(ServedOptions):
-    num_prompts: int
-    """Of each phase."""
+class Options(ModelOptions):
+    """Requests of each phase, one after the other."""
+
+    num_prompts: int = option(8, "prompts of each phase", type=whole)
+    max_tokens: int = option(128, "tokens of a completion", type=whole)
+    seed: int = option(0, "the seed of the prompts", type=int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """What was measured while the text was of one kind."""
+    """The figures of the time in which the text was of one kind."""
 
     text: str
     tokens_per_s: float
     alpha: float
-    gammas: tuple[float, ...]
-    """The mean draft length chosen in each round."""
+    """Accepted draft tokens over tested ones."""
+    gammas: tuple[int, ...]
+    """The draft length of each round."""
 
     @property
     def settled_gamma(self) -> float:
-        """Of the second half."""
+        """The mean draft length of the second half."""
         return mean(self.gammas[len(self.gammas) // 2 :])
 
     @property
@@ -55,30 +61,39 @@ class Phase:
         return len(self.gammas)
 
 
-def run_traffic(options: TrafficOptions) -> list[Phase]:
-    """One stream of texts that change, under gamma=dynamic; write JSON, a table and a plot."""
-    prompts = {text: make_prompts(text, options.num_prompts, seed=options.seed) for text in TEXTS}
-    phases = []
-    with measured_server(options) as server:
-        plain = Setting(text=TEXTS[0], temperature=0.0, concurrency=1, gamma=0)
-        measure(server, plain, prompts[TEXTS[0]][:2], options.max_tokens)
+def run(options: Options) -> str:
+    """Measure the phases in turn; returns the table."""
+    with measured_app(options, (DYNAMIC,)) as server:
+        loads = {text: make_prompts(text, options.num_prompts, seed=options.seed) for text in TEXTS}
+        # at gamma 0, so that the controller learns nothing
+        server.run(_load(loads[TEXTS[0]][:2], options), concurrency=1)
         server.set_gamma(DYNAMIC)
-        for text in tqdm(TEXTS, desc="traffic"):
-            load = Load(prompts=prompts[text], max_tokens=options.max_tokens, temperature=0.0)
-            result = asyncio.run(run_closed(server.endpoint, load, concurrency=1))
-            statistics = server.take_statistics()
-            phases.append(
-                Phase(
-                    text=text,
-                    tokens_per_s=result.tokens_per_s,
-                    alpha=statistics.num_accepted / max(statistics.num_tested, 1),
-                    gammas=statistics.gammas,
-                )
-            )
-        report = {**header(options, server), "phases": [asdict(phase) for phase in phases]}
-    write_report(options.output, "traffic", report, format_table(phases))
-    plot_traffic(phases, options.output / "traffic.png")
-    return phases
+        phases = [
+            make_phase(text, server.run(_load(loads[text], options), concurrency=1))
+            for text in tqdm(TEXTS, desc="traffic")
+        ]
+    table = format_table(phases)
+    figures = {"options": options, "phases": phases}
+    write_result(options.output, command_of("traffic", options), table, figures)
+    return table
+
+
+def make_phase(text: str, result: LoadResult) -> Phase:
+    """The rounds of a load, told by its events; each answer's first event is its prompt's."""
+    rounds = [
+        (late.usage.num_drafted - early.usage.num_drafted,
+         late.usage.num_accepted - early.usage.num_accepted)
+        for answer in result.answers
+        for early, late in pairwise(answer.events)
+    ]  # fmt: skip
+    num_accepted = sum(accepted for _, accepted in rounds)
+    num_rejected = sum(accepted < drafted for drafted, accepted in rounds)
+    return Phase(
+        text=text,
+        tokens_per_s=result.tokens_per_s,
+        alpha=num_accepted / max(1, num_accepted + num_rejected),
+        gammas=tuple(drafted for drafted, _ in rounds),
+    )
 
 
 def format_table(phases: Sequence[Phase]) -> str:
@@ -92,3 +107,7 @@ def format_table(phases: Sequence[Phase]) -> str:
         "rounds until there": lambda phase: str(phase.num_rounds_to_settle),
     }
     return markdown_table(columns, phases)
+
+
+def _load(prompts: Sequence[str], options: Options) -> Load:
+    return Load(prompts=prompts, max_tokens=options.max_tokens, temperature=0.0)

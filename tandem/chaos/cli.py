@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import bundled
-from tandem.bench.arguments import above_zero, temperature, whole
-from tandem.bench.client import Load
-from tandem.bench.texts import make_prompts
+from tandem.arguments import above_zero, temperature, whole
 from tandem.chaos.events import Blow, kinds_of_events
+from tandem.live.client import Load
+from tandem.live.texts import make_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ def add_chaos(commands: Any) -> None:
 
 def _chaos(options: argparse.Namespace) -> int:
     # imported here, as other commands do without Ray
-    from tandem.bench.server import live_server
     from tandem.chaos.poison import make_poisons
     from tandem.chaos.report import format_report
     from tandem.chaos.run import ChaosOptions, run_chaos
     from tandem.chaos.victims import Victims
+    from tandem.live.server import live_server
 
     load = Load(
         prompts=make_prompts("easy", NUM_PROMPTS),

@@ -43,12 +43,12 @@ WORKER_OF = {
     Victim.OTHER_RANK: "target",
     Victim.GROUP: "target",
 }
-"""What kind of worker is lost with a victim."""
+"""The kind of worker that is lost with a victim."""
 HANGING = (Victim.DRAFT, Victim.RANK_0, Victim.OTHER_RANK)
 
 
 def kinds_of_events(*, num_ranks: int, blows: Collection[Blow] = tuple(Blow)) -> tuple[Event, ...]:
-    """All that can befall an app with so many ranks in a target group, by these blows."""
+    """The events that an app with so many ranks in a target group can suffer by these blows."""
     kinds = [Event(blow=Blow.KILL, victim=victim) for victim in Victim]
     kinds += [
         Event(blow=blow, victim=victim) for blow in (Blow.PAUSE, Blow.HANG) for victim in HANGING
@@ -61,7 +61,7 @@ def kinds_of_events(*, num_ranks: int, blows: Collection[Blow] = tuple(Blow)) ->
 
 
 def draw_events(kinds: tuple[Event, ...], number: int, rng: random.Random) -> list[Event]:
-    """One of each kind, in an order drawn by chance, and so on until there are enough."""
+    """So many events: rounds of one of each kind, each round in an order of its own."""
     events: list[Event] = []
     while len(events) < number:
         events += rng.sample(kinds, min(len(kinds), number - len(events)))

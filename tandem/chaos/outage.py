@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 class Outage:
-    """From the moment at which a proxy may die until a later request is answered.
+    """The time from the moment at which a proxy may die until a later request is answered.
 
     All times are seconds of one clock.
     """
@@ -18,7 +18,7 @@ class Outage:
 
     @contextmanager
     def striking(self) -> Iterator[None]:
-        """While it is looked for and killed."""
+        """The block looks for a proxy and kills it."""
         self._is_striking = True
         try:
             yield

@@ -18,7 +18,7 @@ class Poison:
     name: str
     body: bytes
     hang_up_s: float | None = None
-    """When the client leaves; None if it hears the answer."""
+    """Seconds after which the client leaves; None if it hears the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class PoisonAnswer:
 
 
 def make_poisons(model: str, *, vocab_size: int, max_model_len: int) -> tuple[Poison, ...]:
-    """One of each kind."""
+    """One request of each kind."""
     last = vocab_size - 1
     legal: dict[str, dict[str, Any]] = {
         "the highest seed, twice": {"seed": 2**63 - 1, "n": 2},

@@ -12,7 +12,7 @@ MAX_SHOWN = 5
 
 @dataclass(slots=True, kw_only=True)
 class ChaosReport:
-    """What became of the requests, and of the processes."""
+    """Counts of a run: its requests, events and poison."""
 
     num_requests: int = 0
     events: Counter[Event] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class ChaosReport:
     poison_failures: list[str] = field(default_factory=list)
     """Answers to poison with a status of 500 and more."""
     restarts_s: dict[str, list[float]] = field(default_factory=dict)
-    """From the loss of a worker to the first answer of the one in its place."""
+    """Seconds from the loss of a worker to the first answer of the one in its place, by kind."""
     num_unnoticed: int = 0
     """Stopped processes that no watchdog has ended in time, so that they were let go on."""
     held: int | None = 0
@@ -44,7 +44,7 @@ class ChaosReport:
 
 
 def format_report(report: ChaosReport) -> str:
-    """As a Markdown table, and what was wrong below it."""
+    """A Markdown table, and below it what was wrong."""
     events = sorted(report.events.items(), key=lambda item: str(item[0]))
     rows: list[tuple[str, object]] = [
         ("requests", report.num_requests),

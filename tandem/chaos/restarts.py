@@ -12,7 +12,8 @@ class Restarts:
         self._known: dict[str, set[str]] = {}
         self._lost: dict[str, deque[tuple[Blow, float]]] = {}
         self.seconds: dict[str, list[float]] = {}
-        """By the worker's kind, of killed ones; watchdogs take their own time."""
+        """Seconds of each restart after a kill, by the worker's kind. Restarts after a hang are
+        left out, since watchdogs take their own time."""
 
     def lost(self, worker: str, blow: Blow, at_s: float) -> None:
         if blow is not Blow.PAUSE:

@@ -12,7 +12,12 @@ from typing import Protocol
 
 import httpx
 
-from tandem.bench.client import (
+from tandem.chaos.events import WORKER_OF, Blow, Event, Struck, Victim, draw_events
+from tandem.chaos.outage import Outage
+from tandem.chaos.poison import Poison, send_poison
+from tandem.chaos.report import ChaosReport
+from tandem.chaos.restarts import Restarts
+from tandem.live.client import (
     Answer,
     BrokenOffError,
     Endpoint,
@@ -23,11 +28,6 @@ from tandem.bench.client import (
     http_client,
     run_closed,
 )
-from tandem.chaos.events import WORKER_OF, Blow, Event, Struck, Victim, draw_events
-from tandem.chaos.outage import Outage
-from tandem.chaos.poison import Poison, send_poison
-from tandem.chaos.report import ChaosReport
-from tandem.chaos.restarts import Restarts
 
 logger = logging.getLogger(__name__)
 
@@ -54,21 +54,21 @@ class Processes(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
     num_requests: int
-    """At least; they go on until all events are over and each kind of poison was sent."""
+    """The least number; requests go on until all events are over and each poison was sent."""
     num_events: int
     mean_pause_s: float
-    """Between two events."""
+    """Mean seconds between two events."""
     concurrency: int
     kinds: tuple[Event, ...]
     poisons: tuple[Poison, ...] = ()
     poison_pause_s: float = 1.0
-    """Between an answer to poison and the next."""
+    """Seconds between an answer to poison and the next poison."""
     stop_s: float = 10.0
-    """How long a process is stopped that is to go on."""
+    """Seconds for which a process is stopped that is to go on."""
     watchdog_s: float = 180.0
-    """How long watchdogs may take to end one that is not."""
+    """Seconds that watchdogs may take to end a process that is not to go on."""
     proxy_s: float = 300.0
-    """How long after a proxy's death requests are sent again that found none."""
+    """Seconds after a proxy's death for which requests that found no proxy are sent again."""
     seed: int = 0
     """The same seed draws the same events, in the same order."""
 
@@ -104,7 +104,7 @@ async def run_chaos(
 
 
 class _Run:
-    """What goes on at a time, and what it finds."""
+    """All that a run does at a time, and the report that it fills."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Run:
         while True:
             sent_s = time.perf_counter()
             try:
-                got = await answer(client, self._endpoint, self._load, index, started_s=sent_s)
+                got = await answer(client, self._endpoint, self._load, index)
             except BrokenOffError:
                 if not self._outage.explains(sent_s=sent_s, now_s=time.perf_counter()):
                     raise
@@ -242,7 +242,7 @@ class _Run:
 
 
 def _indices(num_prompts: int, num_requests: int, is_over: Callable[[], bool]) -> Iterator[int]:
-    """Which prompt each request has; for all who send together."""
+    """The index of each request's prompt, shared by all who send."""
     for number in itertools.count():
         if number >= num_requests and is_over():
             return
@@ -255,7 +255,7 @@ def _longest_silence(got: Answer) -> float:
 
 
 async def _held_at_rest(processes: Processes) -> int | None:
-    """What is held once all requests have ended, and had their time to be forgotten."""
+    """The number of sequences still held once requests have had their time to be forgotten."""
     until = time.perf_counter() + REST_TIMEOUT_S
     while (held := await asyncio.to_thread(processes.held)) != 0 and time.perf_counter() < until:
         await asyncio.sleep(POLL_S)

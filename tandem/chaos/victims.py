@@ -56,7 +56,7 @@ class Victims:
         return bool(stopped)
 
     def target_info(self) -> WorkerInfo:
-        """What the target says of itself."""
+        """The info of a target."""
         info: WorkerInfo = self._handles["target"].info.remote().result(timeout_s=INFO_TIMEOUT_S)
         return info
 

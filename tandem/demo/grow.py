@@ -33,7 +33,7 @@ RANDOM_STD = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrownSize:
-    """What to grow a model to. The default makes 287M of the bundled 4M target."""
+    """The size to grow a model to. The default makes 287M parameters of the bundled 4M target."""
 
     hidden_size: int = 1024
     intermediate_size: int = 2816

@@ -32,7 +32,7 @@ NUM_AGREEMENT_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairReport:
-    """What a training run came to; written beside the weights as report.json."""
+    """The result of a training run, written beside the weights as report.json."""
 
     command: str
     seed: int

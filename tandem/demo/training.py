@@ -28,7 +28,7 @@ NUM_EVALUATIONS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """How long and how hard to train one model."""
+    """The length and the rate of training one model."""
 
     num_steps: int
     learning_rate: float

@@ -154,18 +154,18 @@ def _draw_stop(rng: random.Random) -> Any:
 
 
 def _draw_prompts(rng: random.Random, vocab_size: int) -> Any:
-    def of_ids() -> list[int]:
+    def ids() -> list[int]:
         edges = [0, 1, 2, vocab_size - 2, vocab_size - 1]
         ids = edges if rng.random() < 0.3 else range(vocab_size)
         return rng.choices(ids, k=rng.choice([1, 2, 15, 16, 17, MAX_PROMPT]))
 
-    def of_text() -> str:
+    def text() -> str:
         return "".join(rng.choices(string.printable[:95], k=rng.randint(1, MAX_PROMPT)))
 
     kinds: Sequence[Callable[[], Any]] = (
-        of_ids,
-        of_text,
-        lambda: [of_ids(), of_ids()],
-        lambda: [of_text(), of_ids()],
+        ids,
+        text,
+        lambda: [ids(), ids()],
+        lambda: [text(), ids()],
     )
     return rng.choices(kinds, (6, 3, 1, 1))[0]()

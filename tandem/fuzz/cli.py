@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import bundled
-from tandem.bench.arguments import whole
+from tandem.arguments import whole
 
 logger = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ OPTIONS = LoopOptions(draft_timeout_s=10.0, verify_timeout_s=30.0, recovery_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is fuzzed."""
+    """The models and the tokenizer that are fuzzed."""
 
     target: Model
     draft: Model
@@ -62,7 +62,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a request."""
+    """The answer to a request."""
 
     status: int
     texts: tuple[tuple[str, str | None], ...] = ()
@@ -124,7 +124,7 @@ class _LocalWorker(Generic[RequestT, ResultT]):
 
 
 class _Complaints(logging.Handler):
-    """What the app logs that is more than information."""
+    """Collects what the app logs at the level of a warning or above."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -199,7 +199,7 @@ class Rig:
         return heard
 
     async def what_is_held(self) -> str | None:
-        """What is still held after a while, though nobody asks for anything."""
+        """Sequences and blocks that are still held after a while, though no request runs."""
         deadline = time.monotonic() + REST_TIMEOUT_S
         while (held := self._held()) and time.monotonic() < deadline:
             await asyncio.sleep(0.005)

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.bench.client import cancel_all
 from tandem.fuzz.cases import Body, draw_case, innocent_case
 from tandem.fuzz.rig import MODEL_NAME, Outcome, Rig, Subject, open_rig
+from tandem.live.client import cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Finding:
 class FuzzReport:
     num_cases: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
-    """How many requests ended with each HTTP status, innocent ones left out."""
+    """The number of requests that ended with each HTTP status, innocent ones left out."""
     num_accepted: int = 0
     """Drafts that stand in texts: without any the drafts would have been of no use."""
     findings: list[Finding] = field(default_factory=list)
@@ -70,7 +70,7 @@ async def run_fuzz(subject: Subject, *, num_cases: int, seed: int) -> FuzzReport
 
 
 async def replay(subject: Subject, cases: Sequence[Body], gamma: int | str) -> str | None:
-    """Try given cases together on an app of their own; why they fail, if they do."""
+    """Try given cases together on an app of their own; a sentence if they fail."""
     innocent = await _reference(subject)
     async with open_rig(subject) as rig:
         return await _try_batch(rig, cases, gamma, innocent, FuzzReport())
@@ -89,7 +89,7 @@ async def _blame(
     innocent: tuple[Outcome, ...],
     reason: str,
 ) -> list[Finding]:
-    """Those of a batch that fail alone, or all of it if none does.
+    """A finding for each case of a batch that fails alone, or one for all if none does.
 
     None is to blame for what happens without any.
     """
@@ -114,10 +114,10 @@ async def _try_batch(
     innocent: tuple[Outcome, ...],
     report: FuzzReport,
 ) -> str | None:
-    """Why a batch fails, if it does."""
+    """A sentence about why a batch fails; None if it does not."""
     outcomes: list[list[Outcome]] = []
-    for of_round in (0, gamma):
-        rig.use_gamma(of_round)
+    for tried_gamma in (0, gamma):
+        rig.use_gamma(tried_gamma)
         asked = [*cases, *_innocent_cases()]
         leaving = [asyncio.create_task(rig.ask(case)) for case in _leaving_cases()]
         try:

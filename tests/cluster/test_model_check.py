@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from cluster import bundled, model_files
+from cluster import bundled, model_check, model_files
 from cluster.model_check import Machine, check_models
 from cluster.model_files import check_files
 from cluster.model_fit import check_fit
-from cluster.plan.config import PlanArgs
+from cluster.options import AppArgs
 from cluster.topology import GIB
 from tests.tiny_models import save_model
 from workers.errors import ConfigError, ModelNotFoundError, TandemError, UnsupportedModelError
@@ -90,7 +90,7 @@ class TestFiles:
 
 class TestFit:
     def test_the_bundled_pair_fits(self) -> None:
-        target, draft = check_fit(PlanArgs(), MACHINE)
+        target, draft = check_fit(AppArgs(), MACHINE)
         assert (target.name, target.dtype) == (bundled.TARGET_NAME, "bfloat16")
         assert (draft.name, target.max_model_len) == (bundled.DRAFT_NAME, 4096)
         assert target.num_cache_tokens == 64 * 4096
@@ -113,25 +113,25 @@ class TestFit:
     )
     def test_options_that_the_models_cannot_meet(self, options: Any, words: str) -> None:
         with pytest.raises(ConfigError, match=words):
-            check_fit(PlanArgs(**options), MACHINE)
+            check_fit(AppArgs(**options), MACHINE)
 
     def test_what_is_advised_fits(self) -> None:
-        check_fit(PlanArgs(kv_cache_gib=0.0079), MACHINE)
-        check_fit(PlanArgs(kv_cache_gib=0.0001, max_model_len=48), MACHINE)
+        check_fit(AppArgs(kv_cache_gib=0.0079), MACHINE)
+        check_fit(AppArgs(kv_cache_gib=0.0001, max_model_len=48), MACHINE)
 
     def test_weights_that_exceed_the_memory(self) -> None:
         with pytest.raises(ConfigError, match="this does not fit: "):
-            check_fit(PlanArgs(), Machine(num_cpus=2, memory_bytes=GIB // 4))
+            check_fit(AppArgs(), Machine(num_cpus=2, memory_bytes=GIB // 4))
 
     def test_other_vocabularies(self, tmp_path: Path) -> None:
         draft = save_model(tmp_path / "draft")
         with pytest.raises(ConfigError, match=r"^target 'tandem-demo' and .* no tokenizer that"):
-            check_fit(PlanArgs(draft=draft), MACHINE)
+            check_fit(AppArgs(draft=draft), MACHINE)
 
     def test_a_target_without_tokenizer(self, tmp_path: Path) -> None:
         target = save_model(tmp_path / "target")
         with pytest.raises(ConfigError, match="has no tokenizer that can be loaded"):
-            check_fit(PlanArgs(target=target, drafter="none"), MACHINE)
+            check_fit(AppArgs(target=target, drafter="none"), MACHINE)
 
     @pytest.mark.parametrize(
         "changes",
@@ -147,25 +147,26 @@ class TestFit:
         self, changes: Any, demo_copy: Callable[..., str]
     ) -> None:
         with pytest.raises(TandemError, match="model"):
-            check_fit(PlanArgs(target=demo_copy(**changes), drafter="none"), MACHINE)
+            check_fit(AppArgs(target=demo_copy(**changes), drafter="none"), MACHINE)
 
     def test_on_other_machines_memory_is_not_judged(self) -> None:
-        assert check_fit(PlanArgs(kv_cache_gib=500), None) == ()
+        assert check_fit(AppArgs(kv_cache_gib=500), None) == ()
         with pytest.raises(ConfigError, match="it may be 1, 2"):
-            check_fit(PlanArgs(tensor_parallel_size=3), None)
+            check_fit(AppArgs(tensor_parallel_size=3), None)
 
 
 def test_the_question_is_answered_by_another_process(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        check_models({"target": str(tmp_path), "drafter": "none"}, MACHINE)
+        check_models(AppArgs(target=str(tmp_path), drafter="none"), MACHINE)
 
 
 def test_models_that_only_other_machines_have_are_left_to_them() -> None:
-    assert check_models({"target": "/no/such", "drafter": "none"}, None) == ()
+    assert check_models(AppArgs(target="/no/such", drafter="none"), None) == ()
 
 
 def test_a_check_that_fails_itself_is_no_reason_not_to_start(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert check_models({"no_such_option": 1}, MACHINE) == ()
+    monkeypatch.setattr(model_check, "RUN", "raise SystemExit('no torch here')")
+    assert check_models(AppArgs(), MACHINE) == ()
     assert "could not be checked before the start" in caplog.text

@@ -22,16 +22,15 @@ from transformers.distributed.tensor_parallel import (
 )
 from transformers.initialization import no_tie_weights
 
+from cluster.options import AppArgs
 from cluster.placement import LEAST_CPUS, RankResources
 from cluster.plan import model_size
-from cluster.plan.config import OTHER_OPTIONS, PlanArgs, PlanConfig, load_plan_config
+from cluster.plan.config import PlanConfig, load_plan_config
 from cluster.plan.fleet import PROCESS_BYTES
 from cluster.plan.model_size import size_draft, size_model
 from cluster.plan.planning import Plan, make_plan
 from cluster.plan.tables import format_plan
 from cluster.topology import GIB
-from deployments import AppArgs
-from deployments.args import DrafterKind
 from tandem.__main__ import main
 from tests.tiny_models import SUPPORTED, make_config, save_model
 from workers import attention
@@ -242,23 +241,11 @@ def make_plan_of(args: dict[str, object], *nodes: dict[str, object]) -> Plan:
     return make_plan(PlanConfig.model_validate({"args": args, "nodes": list(nodes)}))
 
 
-def test_it_knows_the_options_of_the_app() -> None:
-    """If this fails, PlanArgs or OTHER_OPTIONS lacks an option of deployments/args.py."""
-    assert {*PlanArgs.model_fields, *OTHER_OPTIONS} == {*AppArgs.model_fields}
-
-
-def test_its_defaults_are_the_app_s() -> None:
-    ours, theirs = PlanArgs(), AppArgs()
-    for name in PlanArgs.model_fields:
-        assert str(getattr(ours, name)) == str(getattr(theirs, name)), name
-    assert ours.draft_model == theirs.draft_model
-    assert PlanArgs.model_fields["drafter"].annotation.__args__ == tuple(map(str, DrafterKind))
-
-
 def test_the_most_replicas_are_planned_for(tmp_path: Path) -> None:
     args = {"num_draft_replicas": "1:3", "num_target_groups": "2", "gamma": 2, "http_port": 0}
     config = load_plan_config(write(tmp_path, {"args": args, "nodes": [LAPTOP]}))
-    assert (config.args.num_draft_replicas, config.args.num_target_groups) == (3, 2)
+    target, draft = make_plan(config).fleet.roles
+    assert (draft.num_groups, target.num_groups) == (3, 2)
 
 
 def test_nodes_of_a_kind_are_numbered(tmp_path: Path) -> None:
@@ -275,7 +262,7 @@ def test_a_config_file_of_serve_will_do(tmp_path: Path) -> None:
     serve = yaml.safe_load((Path(__file__).parents[2] / "k8s" / "serve-demo.yaml").read_text())
     serve["applications"][0]["args"]["num_draft_replicas"] = 2
     config = load_plan_config(write(tmp_path, {**serve, "nodes": [LAPTOP]}))
-    assert config.args == PlanArgs(num_draft_replicas=2)
+    assert config.args == AppArgs(num_draft_replicas=2)
 
 
 def with_applications(*applications: object) -> dict[str, object]:

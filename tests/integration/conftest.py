@@ -21,8 +21,8 @@ from cluster import bundled
 from deployments import AppArgs, app, build
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tandem.bench.server import free_port
 from tandem.demo.corpus import Corpus, held_out_prompts
+from tandem.live.server import free_port
 from workers.model import load_model
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest

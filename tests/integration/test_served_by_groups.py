@@ -7,10 +7,10 @@ compete with the tests of the other pytest process.
 from collections import Counter
 
 from deployments.replicas.worker_replica import WorkerStatus
-from tandem.bench.client import Endpoint, Load
 from tandem.chaos.events import Blow, Victim, kinds_of_events
 from tandem.chaos.run import ChaosOptions, run_chaos
 from tandem.chaos.victims import Victims
+from tandem.live.client import Endpoint, Load
 from tests.integration.conftest import (
     APP,
     MODEL,
@@ -67,7 +67,7 @@ async def test_killed_processes_change_no_text(deploy: Deploy, prompts: list[str
     kills = kinds_of_events(num_ranks=2, blows=[Blow.KILL])
     kinds = tuple(kill for kill in kills if kill.victim is not Victim.PROXY)
     report = await run_chaos(
-        Endpoint(url=served.url, model=MODEL, is_ours=True),
+        Endpoint(url=served.url, model=MODEL),
         Load(prompts=prompts[:8], max_tokens=NUM_TOKENS, temperature=0.8),
         Victims(APP),
         ChaosOptions(

@@ -1,4 +1,4 @@
-"""A tiny server of OpenAI's streamed completions, in this process."""
+"""A tiny server of streamed completions as the app sends them, in this process."""
 
 import json
 import threading
@@ -7,10 +7,22 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-OPENAI_FIELDS = frozenset(
+KNOWN_FIELDS = frozenset(
     {"model", "prompt", "max_tokens", "temperature", "seed", "stream", "stream_options"}
+    | {"ignore_eos", "cache_salt"}
 )
 WORDS = ("a ", "b ", "c ")
+
+
+def event(text: str | None, num_tokens: int, *, num_accepted: int = 0, num_drafted: int = 0) -> str:
+    """An event with its usage; None is the last, which has no text."""
+    details = {
+        "accepted_prediction_tokens": num_accepted,
+        "rejected_prediction_tokens": num_drafted - num_accepted,
+    }
+    usage = {"completion_tokens": num_tokens, "completion_tokens_details": details}
+    choices = [] if text is None else [{"text": text}]
+    return json.dumps({"choices": choices, "usage": usage})
 
 
 class OpenAIServer(ThreadingHTTPServer):
@@ -20,14 +32,8 @@ class OpenAIServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.known_fields = OPENAI_FIELDS | {"ignore_eos"}
-        """Others are refused by name."""
-        self.models: Any = {"data": [{"id": "first"}, {"id": "second"}]}
-        self.with_usage = True
         self.refuses_every: int | None = None
         """Of so many requests, the last gets status 429."""
-        self.refuses_seed: int | None = None
-        """Requests with this seed get it too."""
         self.together: threading.Barrier | None = None
         """What requests wait at before they are answered."""
         self.endless_prompts: tuple[str, ...] = ()
@@ -53,8 +59,6 @@ class OpenAIServer(ThreadingHTTPServer):
             self._num_running += 1
             self.most_at_a_time = max(self.most_at_a_time, self._num_running)
             every = self.refuses_every
-            if request["seed"] == self.refuses_seed:
-                return False
             return every is None or len(self.requests) % every != 0
 
     def must_break_off(self) -> bool:
@@ -70,15 +74,12 @@ class OpenAIServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: OpenAIServer
 
-    def do_GET(self) -> None:
-        self._answer(200, self.server.models)
-
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.must_break_off():
             self.close_connection = True
             return
-        unknown = sorted(request.keys() - self.server.known_fields)
+        unknown = sorted(request.keys() - KNOWN_FIELDS)
         if unknown:
             message = f"there is no field {unknown[0]}"
             self._answer(self.server.status_of_unknown_fields, {"error": {"message": message}})
@@ -98,20 +99,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         if self.server.events is not None:
-            for event in self.server.events:
-                self._send(event)
+            for data in self.server.events:
+                self._send(data)
             return
         try:
-            for word in WORDS:
-                self._send(json.dumps({"choices": [{"text": word}]}))
+            for num_tokens, word in enumerate(WORDS, start=1):
+                self._send(event(word, num_tokens))
             while is_endless:
-                self._send(json.dumps({"choices": [{"text": "on "}]}))
+                self._send(event("on ", num_tokens := num_tokens + 1))
                 threading.Event().wait(0.002)
         except (BrokenPipeError, ConnectionResetError):
             return
-        if self.server.with_usage:
-            usage = {"choices": [], "usage": {"completion_tokens": len(WORDS)}}
-            self._send(json.dumps(usage))
+        self._send(event(None, len(WORDS)))
         self._send("[DONE]")
 
     def _send(self, data: str) -> None:

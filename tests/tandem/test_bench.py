@@ -1,11 +1,10 @@
-"""The benchmarks run, on a tiny pair, and report what they measured."""
+"""The benchmarks: what they are asked, what they measure on a tiny pair, and what they report."""
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,195 +12,371 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
-from deployments import AppArgs
 from tandem.__main__ import main
-from tandem.bench import served, theory
-from tandem.bench.baselines import ASSISTED, BATCH, LOOKUP, PLAIN, Baselines
-from tandem.bench.client import Endpoint, LoadResult
-from tandem.bench.engine import STEPS, run_engine_bench
-from tandem.bench.exactness import ExactnessOptions, _gaps, run_exactness
-from tandem.bench.growth import MOST_DRAFTS, NUM_SEQUENCES, run_growth
-from tandem.bench.open_loop import OpenOptions, run_open_loop
-from tandem.bench.plots import plot_speedups, plot_traffic
-from tandem.bench.rows import Gamma, Sample, Setting, make_rows
-from tandem.bench.run import BenchOptions, run_bench
-from tandem.bench.steps import EngineOptions
-from tandem.bench.texts import KINDS, make_prompts
-from tandem.bench.theory import RelativeCosts
-from tandem.bench.traffic import WINDOW, Phase, TrafficOptions, run_traffic
-from tests.tandem.openai_server import OpenAIServer
+from tandem.bench import app, engine, exact, long_prompt, traffic
+from tandem.bench.cli import SUBJECTS, with_default_subject
+from tandem.bench.options import LoadOptions, command_of
+from tandem.bench.report import machine_name, percentiles, write_result
+from tandem.bench.rows import COLUMNS, Sample, Setting, make_rows, make_settings
+from tandem.live.client import Answer, Endpoint, Event, Load, LoadResult, Usage
+from tandem.live.counters import Counters, parse_counters
+from tandem.live.texts import KINDS, make_long_text, make_prompts
 from tests.tiny_models import save_model
 from workers.errors import ConfigError
-from workers.model import load_model
 
 TARGET, DRAFT = (bundled.resolve(name) for name in (bundled.TARGET_NAME, bundled.DRAFT_NAME))
 
 
-def test_every_way_of_transformers_runs() -> None:
-    baselines = Baselines(TARGET, DRAFT)
-    assert baselines.names == (PLAIN, *ASSISTED, LOOKUP, BATCH)
-    prompts = ["def read(path):\n", "import os\n"]
-    for name in baselines.names:
-        assert baselines.generate(name, prompts, 6) == 2 * 6, name
-
-
-def test_without_a_draft_nothing_assists_transformers() -> None:
-    assert Baselines(TARGET, None).names == (PLAIN, LOOKUP, BATCH)
-
-
-def engine_options(tmp_path: Path, **changes: Any) -> EngineOptions:
-    """Of a tiny pair; `changes` are of its configuration."""
-    name = save_model(tmp_path / "pair", **{"max_position_embeddings": 512, **changes})
-    return EngineOptions(
-        target=name, draft=name, repeats=1, num_threads=None, with_compile=False, output=tmp_path
-    )
-
-
-def test_engine_report_has_a_row_per_step(tmp_path: Path) -> None:
-    rows = run_engine_bench(engine_options(tmp_path))
-    assert [(row.num_sequences, row.num_tokens) for row in rows] == list(STEPS)
-    assert all(
-        min(row.products_s, row.transformers_s, row.target_s, row.draft_s) > 0 for row in rows
-    )
-    report = json.loads((tmp_path / "engine.json").read_text())
-    assert len(report["rows"]) == len(STEPS)
-    assert report["versions"]["torch"]
-    assert (tmp_path / "engine.md").read_text().count("\n") == 2 + len(STEPS)
-
-
-def test_growth_report_has_every_point_and_a_slope_per_series(tmp_path: Path) -> None:
-    growth = run_growth(engine_options(tmp_path))
-    assert [(series.step, [p.size for p in series.points]) for series in growth.series] == [
-        ("verify 1 token", [128, 256, 508]),
-        ("verify 5 tokens", [128, 256, 508]),
-        ("verify 1 token each", list(NUM_SEQUENCES)),
-        ("verify", list(range(MOST_DRAFTS + 1))),
-        ("propose", list(range(1, MOST_DRAFTS + 1))),
-    ]
-    assert all(point.step_s > 0 for series in growth.series for point in series.points)
-    assert [p.num_tokens for p in growth.of("sequences")[0].points] == list(NUM_SEQUENCES)
-    report = json.loads((tmp_path / "growth.json").read_text())
-    assert report["max_position"] == 512
-    assert all(math.isfinite(series["fit"]["slope_s"]) for series in report["series"])
-    assert (tmp_path / "growth.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "growth.md").read_text().count("ms per further") == len(growth.series)
-
-
-def test_a_model_too_short_for_the_steps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has positions for 205 tokens, and this benchmark runs"):
-        run_growth(engine_options(tmp_path, max_position_embeddings=205))
-
-
-def test_no_text_differs_in_fp32(tmp_path: Path) -> None:
-    """The bundled pair is stored in bf16; in a copy of the target in fp32 nothing ties nearly."""
-    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-    model.save_pretrained(tmp_path / "target")
-    AutoTokenizer.from_pretrained(TARGET).save_pretrained(tmp_path / "target")
-    options = ExactnessOptions(
-        target=str(tmp_path / "target"),
-        draft=DRAFT,
-        num_prompts=9,
-        max_tokens=24,
-        with_compile=False,
-        output=tmp_path,
-    )
-    rows = run_exactness(options)
-    assert len(rows) == 5
-    assert all((row.num_texts, row.gaps) == (9, ()) for row in rows)
-
-
-def test_a_text_that_differs_is_shown_with_its_gap() -> None:
-    reference = load_model(TARGET, dtype="float32")
-    prompt, plain = [5, 6, 7], [8, 9, 10]
-    (gap,) = _gaps(reference, [prompt, prompt], [plain, plain], [plain, [8, 11, 3]])
-    with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)(
-            torch.tensor([[5, 6, 7, 8]])
-        ).logits[0, -1]
-    assert gap == pytest.approx(float((logits[9] - logits[11]).abs()), abs=1e-4)
-
-
-@pytest.mark.parametrize(("alpha", "c", "best", "gain"), [
-    (0.5, 0.01, 5, 1.88), (0.8, 0.05, 8, 3.09), (0.9, 0.1, 10, 3.43), (0.6, 0.3, 1, 1.23),
-])  # fmt: skip
-def test_theory_is_that_of_the_paper(alpha: float, c: float, best: int, gain: float) -> None:
-    costs = RelativeCosts(c=c, b=0.0, two_h=0.0)
-    assert theory.best_gamma(alpha, costs, most=40) == best
-    assert theory.speedup(alpha, best, costs) == pytest.approx(gain, abs=0.01)
-
-
-def test_theory_drafts_nothing_where_it_does_not_pay() -> None:
-    assert theory.best_gamma(0.3, RelativeCosts(c=0.2, b=0.2, two_h=0.1), most=16) == 0
-    assert theory.expected_tokens(1.0, 4) == 5
-
-
-def test_a_dynamic_gamma_is_measured_as_the_app_has_it() -> None:
-    assert AppArgs().num_speculative_tokens == served.DYNAMIC_MAX
-
-
-def make_sample(tokens_per_s: float, **statistics: Any) -> Sample:
-    load = LoadResult(
-        num_tokens=int(tokens_per_s * 10),
-        tokens_per_s=tokens_per_s,
-        elapsed_s=10.0,
-        time_to_first_s=(0.1, 0.2, 0.3),
-        chunk_gaps_s=(0.01,) * 99 + (1.0,),
-        durations_s=(1.1, 1.2, 1.3),
-        texts=(),
-    )
-    zeros = dict.fromkeys(
-        ("num_tested", "num_accepted", "num_drafts", "num_draft_tokens", "draft_s",
-         "draft_compute_s", "verify_s", "verify_compute_s", "router_s", "outside_s", "total_s"), 0.0
-    )  # fmt: skip
-    return Sample(load=load, statistics=SimpleNamespace(**{**zeros, **statistics}))
-
-
-def test_a_row_sets_the_measured_speedup_beside_theory() -> None:
-    plain, drafted = (
-        Setting(text="easy", temperature=0.0, concurrency=1, gamma=gamma) for gamma in (0, 4)
-    )
-    counts: dict[str, Any] = {
-        "num_drafts": 100, "num_draft_tokens": 400, "num_tested": 300, "num_accepted": 240,
-    }  # fmt: skip
-    samples = {
-        plain: [
-            make_sample(speed, total_s=0.1, verify_compute_s=0.09, outside_s=0.01)
-            for speed in (10, 5, 10)
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (["bench"], ["bench", "app"]),
+            (["bench", "--gammas", "0"], ["bench", "app", "--gammas", "0"]),
+            (["bench", "engine", "--repeats", "1"], ["bench", "engine", "--repeats", "1"]),
+            (["bench", "--help"], ["bench", "--help"]),
+            (["demo-train", "--output", "x"], ["demo-train", "--output", "x"]),
         ],
-        drafted: [
-            make_sample(
-                speed, draft_compute_s=0.02, verify_compute_s=0.098, outside_s=0.02, **counts
+    )
+    def test_without_a_subject_an_app_is_measured(
+        self, arguments: list[str], expected: list[str]
+    ) -> None:
+        assert with_default_subject(arguments) == expected
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["engnie"], "invalid choice: 'engnie'"),
+            (["--gammas", "x"], "--gammas: 'x' is neither a number from 0 to 64 nor dynamic"),
+            (["--gammas", "65"], "--gammas: '65' is neither a number from 0 to 64 nor dynamic"),
+            (["--concurrencies", "0"], "--concurrencies: '0' is no whole number of at least 1"),
+            (["--num-prompts", "1.5"], "--num-prompts: '1.5' is no whole number of at least 1"),
+            (["--temperatures", "3"], "--temperatures: '3' is no number from 0 to 2"),
+            (["--temperatures", "warm"], "--temperatures: 'warm' is no number from 0 to 2"),
+            (["--texts", "odd"], "--texts: invalid choice: 'odd'"),
+            (["long-prompt", "--alone-s", "nan"], "--alone-s: 'nan' is no number above 0"),
+            (["engine", "--gammas", "2"], "unrecognized arguments: --gammas 2"),
+        ],
+    )
+    def test_values_that_cannot_be_are_refused(
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as exit_info:
+            main(["bench", *arguments])
+        assert exit_info.value.code == 2
+        assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--target", "/no/such"], "model '/no/such': there is no such folder"),
+            (["engine", "--target", "/no/such"], "model '/no/such': there is no such folder"),
+            (["--concurrencies", "1", "16"], "with --num-prompts 8 only that many streams would"),
+        ],
+    )
+    def test_what_cannot_be_measured_is_explained(
+        self, arguments: list[str], message: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        folders = ["--output", str(tmp_path), "--work", str(tmp_path)]
+        assert main(["bench", *arguments, *folders]) == 1
+        assert message in caplog.text
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("subject", SUBJECTS)
+    def test_the_command_in_a_report_asks_for_the_same(
+        self, subject: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        name = subject.replace("-", "_")
+        monkeypatch.setattr(f"tandem.bench.{name}.run", lambda options: asked.append(options) or "")
+        words = [subject, "--max-tokens", "7"] if subject != "engine" else [subject]
+        assert main(["bench", *words, "--no-compile", "--target", "t"]) == 0
+        command = command_of(subject, asked[0])
+        assert command.split()[:3] == ["tandem", "bench", subject]
+        assert main(command.split()[1:]) == 0
+        assert asked[0] == asked[1] != replace(asked[0], compile=True)
+
+
+class TestReport:
+    def test_a_page_keeps_each_command_s_last_result(self, tmp_path: Path) -> None:
+        for command, tables in (("one", "| a |"), ("two", "| b |"), ("one", "| c |")):
+            page = write_result(tmp_path, command, tables, {"path": tmp_path, "rows": [(1, 2)]})
+        text = page.read_text()
+        assert ("| a |" in text, "| b |" in text, "| c |" in text) == (False, True, True)
+        results = json.loads(page.with_suffix(".json").read_text())
+        assert results["one"]["rows"] == [[1, 2]]
+        assert results["one"]["versions"]["torch"]
+        assert results["one"]["hardware"]["num_cores"] > 0
+        assert page.name.startswith(results["one"]["date"][:10])
+        assert f"{results['one']['hardware']['memory_gib']} GiB" in text
+
+    def test_a_machine_s_name_is_one_for_files(self) -> None:
+        cpu = {"gpu": None, "cpu": "AMD EPYC 9B45", "num_cores": 2}
+        assert machine_name(cpu) == "amd-epyc-9b45-2-cores"
+        assert machine_name({**cpu, "gpu": "NVIDIA H100 (80GB)"}) == "nvidia-h100-80gb"
+
+    def test_percentiles_are_interpolated_in_order(self) -> None:
+        assert percentiles([3.0, 1.0, 2.0], (0, 50, 75, 100)) == (1.0, 2.0, 2.5, 3.0)
+        assert percentiles([], (50, 95)) == ()
+
+
+METRICS = """# TYPE ray_tandem_spec_decode_num_drafts_total counter
+ray_tandem_spec_decode_num_drafts_total{WorkerId="a"} 3.0
+ray_tandem_spec_decode_num_drafts_total{WorkerId="b"} 4.0
+ray_tandem_round_phase_seconds_sum{phase="draft",WorkerId="a"} 0.5
+ray_tandem_round_phase_seconds_count{phase="draft",WorkerId="a"} 10.0
+ray_tandem_round_phase_seconds_bucket{le="0.1",phase="draft"} 10.0
+ray_node_cpu_count{ip="x"} 2.0
+"""
+
+
+def test_counters_are_summed_over_processes_and_told_as_differences() -> None:
+    now = parse_counters(METRICS)
+    before = Counters({"spec_decode_num_drafts": 2.0, "round_phase_seconds_count:draft": 5.0})
+    since = now.since(before)
+    assert since["spec_decode_num_drafts"] == 5.0
+    assert since["never_counted"] == 0.0
+    assert since.mean_s("draft") == 0.1
+    assert since.mean_s("verify") is None
+
+
+def make_result(tokens_per_s: float, *answers: Sequence[Usage]) -> LoadResult:
+    """Answers whose events come every 0.1 s, the first after as long."""
+    return LoadResult(
+        answers=tuple(
+            Answer(
+                started_s=0.0,
+                ended_s=0.1 * len(usages),
+                events=tuple(
+                    Event(at_s=0.1 * at, text="x", usage=usage)
+                    for at, usage in enumerate(usages, start=1)
+                ),
+                usage=usages[-1],
             )
-            for speed in (24, 25, 100)
-        ],
-    }
-    _, row = make_rows(samples)
-    assert (row.tokens_per_s, row.speedup) == (25, 5)  # medians; of 2.4, 5 and 10
-    assert row.tokens_per_s_of_repeats == (24, 25, 100)
-    # a second of each stream after its first token, of which there are three
-    assert row.later_speedup == pytest.approx((250 - 3) / (100 - 3))
-    assert row.rounds is not None
-    assert (row.rounds.alpha, row.rounds.mean_gamma, row.rounds.tau) == (0.8, 4, 1 + 240 / 100)
-    # c = 0.05, b = 0.02, 2 h = 0.1
-    assert row.rounds.theory_speedup == pytest.approx((1 - 0.8**5) / 0.2 / (1 + 4 * 0.07 + 0.1))
-    assert row.chunk_gap_s[:2] == (0.01, 0.01)
-    assert row.chunk_gap_s[2] > 0.01
-
-
-def test_theory_is_silent_where_most_rounds_had_no_drafts() -> None:
-    plain, dynamic = (
-        Setting(text="easy", temperature=0.0, concurrency=1, gamma=gamma)
-        for gamma in (0, "dynamic")
+            for usages in answers
+        ),
+        tokens_per_s=tokens_per_s,
     )
-    counts: dict[str, Any] = {"num_drafts": 1, "num_draft_tokens": 4, "num_tested": 2}
-    samples = {
-        plain: [make_sample(10, total_s=0.1)],
-        dynamic: [make_sample(9, draft_compute_s=0.0, **counts)],
-    }
-    _, row = make_rows(samples)
-    assert row.speedup == 0.9
-    assert row.rounds is not None
-    assert (row.rounds.theory_speedup, row.rounds.theory_gamma) == (None, None)
+
+
+def usages(*counts: tuple[int, int, int]) -> list[Usage]:
+    return [Usage(num_tokens=t, num_accepted=a, num_drafted=d) for t, a, d in counts]
+
+
+def make_sample(tokens_per_s: float, **counts: float) -> Sample:
+    result = make_result(tokens_per_s, usages((1, 0, 0), (int(tokens_per_s), 0, 0)))
+    values = {name.replace("__", ":"): value for name, value in counts.items()}
+    return Sample(load=result, counters=Counters(values))
+
+
+def make_setting(gamma: int | str, concurrency: int = 1) -> Setting:
+    return Setting(text="easy", temperature=0.0, concurrency=concurrency, gamma=gamma)
+
+
+class TestRows:
+    def test_speeds_are_compared_within_a_repeat(self) -> None:
+        samples = {
+            make_setting(0): [make_sample(s) for s in (10, 5, 10)],
+            make_setting(4): [make_sample(s) for s in (24, 25, 100)],
+            make_setting(2): [make_sample(s) for s in (20, 20, 20)],
+            make_setting("dynamic"): [make_sample(s) for s in (36, 25, 75)],
+            make_setting("dynamic", concurrency=2): [make_sample(7)],
+        }
+        plain, four, _, dynamic, alone = make_rows(samples)
+        assert (four.tokens_per_s, four.speedups) == (25, (2.4, 5, 10))
+        assert (plain.speedups, plain.beside_best) == ((1, 1, 1), ())
+        assert dynamic.beside_best == (1.5, 1.0, 0.75)  # beside gamma 4
+        assert (alone.speedups, alone.beside_best, alone.later_speedup) == ((), (), None)
+        # 0.1 s of each stream after its first token, of which there is one
+        assert four.later_speedup == pytest.approx((25 - 1) / (10 - 1))
+        cells = {name: cell(dynamic) for name, cell in COLUMNS.items()}
+        assert cells["/ best fixed"] == "1.00 (0.75 to 1.50)"
+        assert cells["alpha"] == cells["draft ms"] == ""
+
+    def test_rounds_are_what_the_app_counted(self) -> None:
+        counts: dict[str, float] = {
+            "spec_decode_num_drafts": 50, "spec_decode_num_draft_tokens": 200,
+            "spec_decode_num_tested_tokens": 150, "spec_decode_num_accepted_tokens": 120,
+            "round_phase_seconds_sum__draft": 0.2, "round_phase_seconds_count__draft": 50,
+        }  # fmt: skip
+        (row,) = make_rows({make_setting(4): [make_sample(24, **counts)] * 2})
+        assert (row.alpha, row.mean_gamma, row.tau) == (0.8, 4, 1 + 120 / 50)
+        assert (row.draft_s, row.verify_s) == (0.004, None)
+        assert (row.time_to_first_s, row.chunk_gap_s[0]) == ((0.1, 0.1), pytest.approx(0.1))
+
+    def test_settings_that_are_compared_follow_each_other(self) -> None:
+        options = LoadOptions(texts=("easy", "hard"), gammas=(0, "dynamic"), concurrencies=(1, 8))
+        settings = make_settings(options)
+        assert len(settings) == 8
+        assert [s.gamma for s in settings] == [0, "dynamic"] * 4
+
+
+class ScriptedServer:
+    """An app that answers at once."""
+
+    endpoint = Endpoint(url="", model="m")
+
+    def __init__(self) -> None:
+        self.gammas: list[int | str] = []
+        self.loads: list[Load] = []
+
+    def set_gamma(self, gamma: int | str) -> None:
+        self.gammas.append(gamma)
+
+    def run(self, load: Load, *, concurrency: int) -> LoadResult:
+        self.loads.append(load)
+        rounds = [(1, 0, 0), *((n, 2 * n, 4 * n) for n in range(2, 40))]
+        return make_result(50.0 / concurrency, usages(*rounds))
+
+    def counters(self) -> Counters:
+        return Counters({"spec_decode_num_drafts": float(len(self.loads))})
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
+    """What the benchmarks measure in place of an app that they would start."""
+    server = ScriptedServer()
+    for module in (app, traffic):
+        monkeypatch.setattr(module, "measured_app", lambda *_: nullcontext(server))
+    return server
+
+
+class TestApp:
+    def test_gammas_take_turns_on_one_app(self, scripted: ScriptedServer, tmp_path: Path) -> None:
+        table = app.run(app.Options(output=tmp_path, repeats=2, num_prompts=3))
+        assert scripted.gammas == [0, 4, "dynamic"] * 3  # the first to warm up
+        assert [len(load.prompts) for load in scripted.loads] == [2] * 3 + [3] * 6
+        assert len({load.salt for load in scripted.loads}) == 9
+        assert table.count("\n") == 2 + 3
+        (page,) = tmp_path.glob("*.md")
+        assert "## `tandem bench app --repeats 2 --num-prompts 3`" in page.read_text()
+
+    def test_what_an_interruption_leaves_is_every_complete_repeat(
+        self, scripted: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counters = scripted.counters
+
+        def interrupt_the_second_repeat() -> Counters:
+            if len(scripted.loads) == 3 + 3 + 2:  # the first three to warm up
+                raise KeyboardInterrupt
+            return counters()
+
+        monkeypatch.setattr(scripted, "counters", interrupt_the_second_repeat)
+        with pytest.raises(KeyboardInterrupt):
+            app.run(app.Options(output=tmp_path))
+        (data,) = tmp_path.glob("*.json")
+        (result,) = json.loads(data.read_text()).values()
+        assert [row["tokens_per_s_of_repeats"] for row in result["rows"]] == [[50.0]] * 3
+
+
+class TestTraffic:
+    def test_one_controller_sees_all_texts(self, scripted: ScriptedServer, tmp_path: Path) -> None:
+        table = traffic.run(traffic.Options(output=tmp_path, num_prompts=2))
+        assert scripted.gammas == ["dynamic"]  # before, gamma 0 to warm up
+        assert [len(load.prompts) for load in scripted.loads] == [2] * 4
+        assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == [*traffic.TEXTS]
+
+    def test_a_round_is_told_by_the_usage_of_its_event(self) -> None:
+        rounds = usages((1, 0, 0), (4, 3, 3), (6, 4, 7), (7, 4, 7))
+        phase = traffic.make_phase("hard", make_result(5.0, rounds, rounds[:2]))
+        assert phase.gammas == (3, 4, 0, 3)
+        assert phase.alpha == 7 / 8  # of 3, 1 and 3 accepted, and one rejected
+
+    def test_a_phase_has_settled_once_its_length_stays_near_the_last(self) -> None:
+        falling = make_phase(*[6] * 30, *[0] * 200)
+        assert falling.settled_gamma == 0
+        assert 30 < falling.num_rounds_to_settle <= 30 + traffic.WINDOW
+        assert make_phase(*[5] * 50).num_rounds_to_settle == traffic.WINDOW
+
+
+def make_phase(*gammas: int) -> traffic.Phase:
+    return traffic.Phase(text="hard", tokens_per_s=50.0, alpha=0.5, gammas=gammas)
+
+
+class TestEngine:
+    def test_a_row_per_step(self, tmp_path: Path) -> None:
+        name = save_model(tmp_path / "pair", max_position_embeddings=512)
+        options = engine.Options(
+            target=name, draft=name, repeats=1, compile=False, output=tmp_path / "results"
+        )
+        table = engine.run(options)
+        assert table.count("\n") == 2 + len(engine.STEPS)
+        (data,) = options.output.glob("*.json")
+        (result,) = json.loads(data.read_text()).values()
+        times = ("products_s", "transformers_s", "target_s", "draft_s")
+        assert all(row[name] > 0 for row in result["rows"] for name in times)
+
+
+class TestExact:
+    def test_no_text_differs_in_fp32(self, tmp_path: Path) -> None:
+        """The bundled pair is stored in bf16; in an fp32 copy of the target nothing ties nearly."""
+        model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        model.save_pretrained(tmp_path / "target")
+        AutoTokenizer.from_pretrained(TARGET).save_pretrained(tmp_path / "target")
+        options = exact.Options(
+            target=str(tmp_path / "target"),
+            num_prompts=9,
+            max_tokens=24,
+            compile=False,
+            output=tmp_path,
+        )
+        lines = exact.run(options).splitlines()[2:]
+        assert len(lines) == 5
+        assert all(line.endswith("| 9 | 0 |  |") for line in lines)
+
+    def test_a_text_that_differs_is_shown_with_its_gap(self) -> None:
+        prompt, plain = [5, 6, 7], [8, 9, 10]
+        (gap,) = exact.logit_gaps(TARGET, [prompt, prompt], [plain, plain], [plain, [8, 11, 3]])
+        model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+        with torch.inference_mode():
+            logits = model(torch.tensor([[5, 6, 7, 8]])).logits[0, -1]
+        assert gap == pytest.approx(float((logits[9] - logits[11]).abs()))
+
+
+class TestLongPrompt:
+    def test_gaps_and_tokens_are_told_apart_by_the_long_prompt(self) -> None:
+        interference = long_prompt.Interference(
+            began_s=1.0,
+            sent_s=3.0,
+            first_s=6.0,
+            chunks=(make_chunks(0.0, 1.5, 2.0, 2.9, 5.0, 6.5, 7.0), make_chunks(1.0, 3.5)),
+        )
+        # 0.0 to 1.5: the other stream had yet to begin; 6.5 to 7.0: the long prompt was answered
+        assert interference.gaps_alone() == pytest.approx([0.5, 0.9])
+        assert interference.gaps_beside() == pytest.approx([2.1, 1.5, 2.5])
+        assert interference.alone_tokens_per_s == 3 * 2 / 2.0
+        assert interference.beside_tokens_per_s == 2 * 2 / 3.0
+
+    def test_a_line_pools_the_repeats(self) -> None:
+        measured = [
+            long_prompt.Interference(
+                began_s=0, sent_s=1, first_s=first_s, chunks=(make_chunks(0.1, 0.2, 0.3, 1.5),)
+            )
+            for first_s in (2.0, 3.0, 9.0)
+        ]
+        table = long_prompt.format_table({make_setting(4): measured}, 4000)
+        assert table.splitlines()[2] == (
+            "| easy | 0 | 1 | 4 | 4000 | 2.00 | 4.0 | 1.0 | 100 / 100 / 100 / 100 | "
+            "1200 / 1200 / 1200 / 1200 |"
+        )
+
+    @pytest.mark.parametrize(("long_tokens", "expected"), [(None, 4088), (4088, 4088), (100, 100)])
+    def test_it_fills_the_context_unless_told(self, long_tokens: int | None, expected: int) -> None:
+        options = long_prompt.Options(long_tokens=long_tokens)
+        assert long_prompt.long_prompt_len(options, 4096) == expected
+
+    def test_what_does_not_fit_is_refused(self) -> None:
+        message = "--long-tokens 4089 and --max-tokens 8 are more than the context of 4096"
+        with pytest.raises(ConfigError, match=message):
+            long_prompt.long_prompt_len(long_prompt.Options(long_tokens=4089), 4096)
+
+
+def make_chunks(*times_s: float) -> tuple[Event, ...]:
+    """Two tokens each."""
+    return tuple(
+        Event(at_s=at_s, text="x", usage=usages((2 * index, 0, 0))[0])
+        for index, at_s in enumerate(times_s)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,158 +387,8 @@ def test_prompts_are_distinct_and_seeded(kind: str) -> None:
     assert all(200 <= len(prompt) <= 400 for prompt in prompts)
 
 
-BASELINE = {"text": "easy", "name": "generate", "tokens_per_s": 10.0}
-
-
-def test_two_reports_are_compared_by_setting(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def write(name: str, speed: float, gammas: tuple[object, ...]) -> str:
-        setting = {"text": "easy", "temperature": 0.0, "concurrency": 1}
-        rows = [{"setting": {**setting, "gamma": g}, "tokens_per_s": speed} for g in gammas]
-        report = {"rows": rows, "transformers": [BASELINE]}
-        (tmp_path / name).write_text(json.dumps(report))
-        return str(tmp_path / name)
-
-    before, after = write("a.json", 40.0, (0, 4)), write("b.json", 60.0, (4, "dynamic"))
-    caplog.set_level("INFO")
-    assert main(["bench", "compare", before, after]) == 0
-    assert "| easy, T 0, 1 streams, gamma 4 | 40.0 | 60.0 | 1.50 |" in caplog.text
-    assert "| easy, transformers, generate | 10.0 | 10.0 | 1.00 |" in caplog.text
-    assert "gamma 0" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("reports", "message"),
-    [
-        ([], "compare takes two reports, not 0"),
-        (["missing.json", "missing.json"], "missing.json is no report of `bench`"),
-    ],
-)
-def test_compare_explains_what_it_needs(
-    reports: list[str], message: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert main(["bench", "compare", *reports]) == 1
-    assert message in caplog.text
-
-
-class ScriptedServer:
-    """An app whose router is this object."""
-
-    def __init__(self, server: OpenAIServer) -> None:
-        server.known_fields |= {"cache_salt"}
-        self.endpoint = Endpoint(url=server.url, model="first", is_ours=True)
-        self.gammas: list[Gamma] = []
-
-    def set_gamma(self, gamma: Gamma) -> None:
-        self.gammas.append(gamma)
-
-    def take_statistics(self) -> Any:
-        return make_sample(1, gammas=(4.0,) * 30, num_tested=4, num_accepted=3).statistics
-
-    def wait_until_idle(self) -> None:
-        """No client is waited for."""
-
-
-@pytest.fixture
-def app(server: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
-    """What the benchmarks measure in place of an app that they would start."""
-    scripted = ScriptedServer(server)
-    for module in ("run", "traffic", "open_loop"):
-        monkeypatch.setattr(
-            f"tandem.bench.{module}.measured_server", lambda _: nullcontext(scripted)
-        )
-    return scripted
-
-
-def served_options(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "remote": None, "target": TARGET, "draft": DRAFT, "gammas": (0, 4, "dynamic"),
-        "max_tokens": 3, "seed": 0, "with_compile": False, "output": tmp_path, "num_prompts": 2,
-    }  # fmt: skip
-
-
-def bench_options(tmp_path: Path, *, repeats: int) -> BenchOptions:
-    return BenchOptions(
-        **served_options(tmp_path),
-        texts=("easy",),
-        temperatures=(0.0,),
-        concurrencies=(2,),
-        repeats=repeats,
-        with_baselines=False,
-    )
-
-
-def test_gammas_take_turns_on_one_app(app: ScriptedServer, tmp_path: Path) -> None:
-    result = run_bench(bench_options(tmp_path, repeats=2))
-    assert app.gammas == [0, 4, "dynamic"] * 3  # the first to warm up
-    assert [row.setting.gamma for row in result.rows] == [0, 4, "dynamic"]
-    assert [row.rounds is not None for row in result.rows] == [True] * 3
-    report = json.loads((tmp_path / "bench.json").read_text())
-    (beside,) = report["dynamic_beside_best_fixed"]
-    assert beside["best_gamma"] in (0, 4)
-    assert report["seeds"]["prompts"] == 0
-    assert report["hardware"]["num_cores"] > 0
-    assert "dynamic / best fixed" in (tmp_path / "bench.md").read_text()
-    assert (tmp_path / "speedup.png").exists()
-
-
-def test_what_an_interruption_leaves_is_every_complete_repeat(
-    app: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_gamma = app.set_gamma
-
-    def interrupt_the_second_repeat(gamma: Gamma) -> None:
-        set_gamma(gamma)
-        if len(app.gammas) == 3 + 3 + 2:  # the first three to warm up
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "set_gamma", interrupt_the_second_repeat)
-    with pytest.raises(KeyboardInterrupt):
-        run_bench(bench_options(tmp_path, repeats=3))
-    report = json.loads((tmp_path / "bench.json").read_text())
-    assert report["num_repeats"] == 1
-    assert [row["setting"]["gamma"] for row in report["rows"]] == [0, 4, "dynamic"]
-
-
-def test_gammas_take_turns_at_every_rate(app: ScriptedServer, tmp_path: Path) -> None:
-    options = OpenOptions(
-        **served_options(tmp_path), texts=("easy",), temperatures=(0.0,), rates=(40.0, 20.0)
-    )
-    rows = run_open_loop(options)
-    assert [(row.setting.rate, row.setting.gamma) for row in rows[:3]] == [
-        (20, 0), (20, 4), (20, "dynamic"),
-    ]  # fmt: skip
-    assert app.gammas[:6] == [0, 4, "dynamic"] * 2
-    assert {row.mean_gamma for row in rows} == {4.0}
-
-
-def test_traffic_changes_under_one_controller(app: ScriptedServer, tmp_path: Path) -> None:
-    phases = run_traffic(TrafficOptions(**served_options(tmp_path)))
-    assert app.gammas == [0, "dynamic"]  # plain to warm up
-    assert [(phase.text, phase.alpha) for phase in phases] == [
-        ("easy", 0.75), ("hard", 0.75), ("easy", 0.75),
-    ]  # fmt: skip
-    assert (tmp_path / "traffic.png").exists()
-
-
-def make_phase(text: str, gammas: Sequence[float]) -> Phase:
-    return Phase(text=text, tokens_per_s=50.0, alpha=0.5, gammas=tuple(gammas))
-
-
-def test_a_phase_has_settled_once_its_length_stays_near_the_last() -> None:
-    falling = make_phase("hard", [6.0] * 30 + [0.0] * 200)
-    assert falling.settled_gamma == 0
-    assert 30 < falling.num_rounds_to_settle <= 30 + WINDOW
-    assert make_phase("easy", [5.0] * 50).num_rounds_to_settle == WINDOW
-
-
-def test_plots_are_written(tmp_path: Path) -> None:
-    plain, drafted = (
-        Setting(text="easy", temperature=0.0, concurrency=2, gamma=gamma) for gamma in (0, 4)
-    )
-    rows = make_rows({plain: [make_sample(10)], drafted: [make_sample(20)]})
-    plot_speedups(rows, tmp_path / "speedup.png")
-    plot_traffic([make_phase("easy", [4.0, 5.0]), make_phase("hard", [0.0])], tmp_path / "t.png")
-    for name in ("speedup.png", "t.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+def test_long_texts_are_seeded_and_of_any_length() -> None:
+    text = make_long_text(2_000_000, seed=1)  # more than all held-out files have
+    assert len(text) == 2_000_000
+    assert make_long_text(5000, seed=1) == text[:5000]
+    assert make_long_text(5000, seed=2) != text[:5000]

@@ -1,26 +1,23 @@
-"""Loads against a server that speaks OpenAI's completions; nothing here is timed."""
+"""Loads against a server that streams as the app does; nothing here is timed."""
 
 import asyncio
 import threading
 
 import pytest
 
-from tandem.bench.client import (
+from tandem.bench.long_prompt import interfere
+from tandem.live.client import (
     Endpoint,
     Load,
     LoadError,
     request_body,
     run_closed,
-    run_open,
 )
-from tandem.bench.long_prompt import interfere
-from tandem.bench.remote import RemoteOptions, find_server
-from tests.tandem.openai_server import OPENAI_FIELDS, WORDS, OpenAIServer
-from workers.errors import ConfigError
+from tests.tandem.openai_server import KNOWN_FIELDS, WORDS, OpenAIServer, event
 
 
 def endpoint_of(server: OpenAIServer) -> Endpoint:
-    return Endpoint(url=server.url, model="first", is_ours=False)
+    return Endpoint(url=server.url, model="first")
 
 
 def make_load(num_prompts: int) -> Load:
@@ -28,23 +25,14 @@ def make_load(num_prompts: int) -> Load:
     return Load(prompts=prompts, max_tokens=5, temperature=0.5)
 
 
-class TestRequest:
-    def test_another_server_is_sent_the_fields_of_openai_and_a_line_of_its_own(self) -> None:
-        endpoint = Endpoint(url="", model="m", is_ours=False, with_ignore_eos=False)
-        one, other = make_load(2), make_load(2)
-        request = request_body(endpoint, one, 1)
-        assert request.keys() == OPENAI_FIELDS
-        assert request["seed"] == 1
-        assert request["prompt"].endswith("\nprompt 1")
-        assert request["prompt"] != request_body(endpoint, other, 1)["prompt"]
-        asked_on = Endpoint(url="", model="m", is_ours=False)
-        assert request_body(asked_on, one, 1) == {**request, "ignore_eos": True}
-
-    def test_ours_is_told_apart_by_a_salt(self) -> None:
-        endpoint = Endpoint(url="", model="m", is_ours=True)
-        one, other = (request_body(endpoint, make_load(1), 0) for _ in range(2))
-        assert one["prompt"] == other["prompt"] == "prompt 0"
-        assert one["cache_salt"] != other["cache_salt"]
+def test_a_load_sent_again_finds_nothing_cached() -> None:
+    endpoint = Endpoint(url="", model="m")
+    load = make_load(2)
+    first, second = (request_body(endpoint, each, 1) for each in (load, load.again()))
+    assert first.keys() == KNOWN_FIELDS
+    assert (first["prompt"], first["seed"]) == ("prompt 1", 1)
+    assert first["cache_salt"] != second["cache_salt"]
+    assert {**first, "cache_salt": ""} == {**second, "cache_salt": ""}
 
 
 class TestClosedLoop:
@@ -54,12 +42,13 @@ class TestClosedLoop:
         assert server.most_at_a_time == 2
         assert result.texts == ("".join(WORDS),) * 5
         assert result.num_tokens == 5 * len(WORDS)
-        assert len(result.time_to_first_s) == len(result.durations_s) == 5
+        assert len(result.time_to_first_s) == 5
         assert len(result.chunk_gaps_s) == 5 * (len(WORDS) - 1)
-        assert sum(result.durations_s) * result.tokens_per_s == pytest.approx(2 * 5 * len(WORDS))
+        all_s = sum(answer.ended_s - answer.started_s for answer in result.answers)
+        assert all_s * result.tokens_per_s == pytest.approx(2 * 5 * len(WORDS))
         assert {request["seed"] for request in server.requests} == set(range(5))
-        prompts = [request["prompt"] for request in server.requests]
-        assert len(set(prompts)) == len(prompts)
+        asked = [(request["prompt"], request["cache_salt"]) for request in server.requests]
+        assert len(set(asked)) == len(asked)
 
     def test_streams_begin_with_requests_of_several_lengths_that_do_not_count(
         self, server: OpenAIServer
@@ -70,7 +59,7 @@ class TestClosedLoop:
         assert {request["max_tokens"] for request in server.requests[4:]} == {5}
         counted = [request["seed"] for request in server.requests[4:12]]
         assert sorted(counted) == list(range(8))
-        assert len(result.durations_s) == 8
+        assert len(result.answers) == 8
 
     def test_one_stream_has_no_need_of_that(self, server: OpenAIServer) -> None:
         asyncio.run(run_closed(endpoint_of(server), make_load(3), concurrency=1))
@@ -106,54 +95,34 @@ class TestClosedLoop:
 
         assert asyncio.run(fail()) == 1  # itself
 
-    def test_tokens_that_nobody_counted_are_not_guessed(self, server: OpenAIServer) -> None:
-        server.with_usage = False
-        with pytest.raises(LoadError, match="sent no usage"):
+    @pytest.mark.parametrize(
+        "sent", ['{"error": {"message": "lost"}}', "what?", "[]", '{"choices": []}']
+    )
+    def test_what_is_no_event_is_shown(self, server: OpenAIServer, sent: str) -> None:
+        server.events = (sent,)
+        with pytest.raises(LoadError, match=r"lost|what\?|\[\]"):
             asyncio.run(run_closed(endpoint_of(server), make_load(1), concurrency=1))
 
-    @pytest.mark.parametrize("event", ['{"error": {"message": "lost"}}', "what?", "[]", "{}"])
-    def test_what_is_no_completion_is_shown(self, server: OpenAIServer, event: str) -> None:
-        server.events = (event,)
-        with pytest.raises(LoadError, match=r"lost|what\?|\[\]|\{\}"):
-            asyncio.run(run_closed(endpoint_of(server), make_load(1), concurrency=1))
-
-    def test_usage_may_stand_in_the_last_event_with_text(self, server: OpenAIServer) -> None:
+    def test_usage_is_that_of_the_last_event(self, server: OpenAIServer) -> None:
         server.events = (
-            '{"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}',
-            '{"choices": [{"text": null}]}',
-            '{"choices": [{"text": "b"}], "usage": {"completion_tokens": 2}}',
-        )
+            event("a", 1), event("b", 4, num_accepted=2, num_drafted=5), event(None, 5),
+        )  # fmt: skip
         result = asyncio.run(run_closed(endpoint_of(server), make_load(1), concurrency=1))
-        assert (result.num_tokens, result.texts, len(result.chunk_gaps_s)) == (2, ("ab",), 1)
+        assert (result.num_tokens, result.texts, len(result.chunk_gaps_s)) == (5, ("ab",), 1)
+        (answer,) = result.answers
+        assert [(e.usage.num_accepted, e.usage.num_drafted) for e in answer.events] == [
+            (0, 0), (2, 5),
+        ]  # fmt: skip
 
     def test_a_completion_may_be_empty(self, server: OpenAIServer) -> None:
-        server.events = ('{"choices": [], "usage": {"completion_tokens": 0}}',)
+        server.events = (event(None, 0),)
         result = asyncio.run(run_closed(endpoint_of(server), make_load(1), concurrency=1))
         assert (result.num_tokens, result.texts, result.time_to_first_s) == (0, ("",), ())
 
     def test_a_server_that_is_gone_is_named(self) -> None:
-        endpoint = Endpoint(url="http://127.0.0.1:9", model="m", is_ours=False)
+        endpoint = Endpoint(url="http://127.0.0.1:9", model="m")
         with pytest.raises(LoadError, match=r"127.0.0.1:9 broke off"):
             asyncio.run(run_closed(endpoint, make_load(1), concurrency=1))
-
-
-class TestOpenLoop:
-    def test_requests_do_not_wait_for_each_other(self, server: OpenAIServer) -> None:
-        server.together = threading.Barrier(120)  # more than a client of httpx would send by itself
-        arrivals_s = [0.001 * index for index in range(120)]
-        result = asyncio.run(run_open(endpoint_of(server), make_load(120), arrivals_s))
-        assert (result.num_tokens, result.num_refused) == (120 * len(WORDS), 0)
-
-    def test_refused_requests_are_counted_and_left_out(self, server: OpenAIServer) -> None:
-        server.refuses_every = 2
-        result = asyncio.run(run_open(endpoint_of(server), make_load(4), [0.0] * 4))
-        assert (result.num_refused, result.num_tokens) == (2, 2 * len(WORDS))
-        assert len(result.texts) == 2
-
-    def test_nothing_is_measured_where_all_are_refused(self, server: OpenAIServer) -> None:
-        server.refuses_every = 1
-        with pytest.raises(LoadError, match="refused all of 3 requests"):
-            asyncio.run(run_open(endpoint_of(server), make_load(3), [0.0] * 3))
 
 
 class TestInterference:
@@ -162,51 +131,13 @@ class TestInterference:
         long = Load(prompts=["long"], max_tokens=1, temperature=0.0)
         measured = asyncio.run(interfere(endpoint_of(server), make_load(2), long, alone_s=0.3))
         assert measured.began_s < measured.sent_s < measured.first_s
-        assert [bool(of_stream) for of_stream in measured.chunks] == [True, True]
+        assert [bool(chunks) for chunks in measured.chunks] == [True, True]
         assert measured.gaps_alone()
-        assert server.requests[-1]["prompt"].endswith("long")
+        assert measured.alone_tokens_per_s > 0
+        assert server.requests[-1]["prompt"] == "long"
 
     def test_streams_that_end_before_it_measure_nothing(self, server: OpenAIServer) -> None:
         server.endless_prompts = ("prompt 0",)
         long = Load(prompts=["long"], max_tokens=1, temperature=0.0)
         with pytest.raises(LoadError, match="a stream came to the end"):
             asyncio.run(interfere(endpoint_of(server), make_load(2), long, alone_s=0.3))
-
-
-class TestFindServer:
-    def find(self, url: str, model: str | None = None) -> Endpoint:
-        options = RemoteOptions(url=url, model=model, with_ignore_eos=True)
-        return find_server(options).endpoint
-
-    @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
-    def test_its_first_model_is_measured(self, server: OpenAIServer, path: str) -> None:
-        endpoint = self.find(server.url + path)
-        assert endpoint == Endpoint(url=server.url, model="first", is_ours=False)
-
-    def test_a_name_is_taken_as_it_is(self, server: OpenAIServer) -> None:
-        server.models = {"detail": "Not Found"}
-        assert self.find(server.url, "other").model == "other"
-
-    @pytest.mark.parametrize(
-        ("models", "message"),
-        [
-            ({"data": []}, "lists no model; name one with --model"),
-            ({"detail": "Not Found"}, "is no list of models .*Not Found.*name one with --model"),
-            (["first"], "is no list of models"),
-        ],
-    )
-    def test_a_server_without_models_is_explained(
-        self, server: OpenAIServer, models: object, message: str
-    ) -> None:
-        server.models = models
-        with pytest.raises(ConfigError, match=message):
-            self.find(server.url)
-
-    @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://h:x"])
-    def test_what_is_no_url_is_shown(self, url: str) -> None:
-        with pytest.raises(ConfigError, match=r"--url is .* must be like http://127.0.0.1:8000"):
-            self.find(url)
-
-    def test_a_server_that_is_not_there_is_named(self) -> None:
-        with pytest.raises(ConfigError, match=r"no server answers at http://127.0.0.1:9"):
-            self.find("http://127.0.0.1:9")

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from tandem.bench.client import Endpoint, Load
 from tandem.chaos.events import Blow, Event, Struck, Victim, draw_events, kinds_of_events
 from tandem.chaos.outage import Outage
 from tandem.chaos.poison import Poison, make_poisons, send_poison
 from tandem.chaos.report import ChaosReport, format_report
 from tandem.chaos.restarts import Restarts
 from tandem.chaos.run import ChaosOptions, run_chaos
-from tests.tandem.openai_server import OpenAIServer
+from tandem.live.client import Endpoint, Load
+from tests.tandem.openai_server import OpenAIServer, event
 
 KINDS = kinds_of_events(num_ranks=2)
 NUM_EVENTS = 2 * len(KINDS)
@@ -79,7 +79,7 @@ def run(
     kinds: tuple[Event, ...] = KINDS,
     num_requests: int = 20,
 ) -> ChaosReport:
-    endpoint = Endpoint(url=server.url, model="first", is_ours=False)
+    endpoint = Endpoint(url=server.url, model="first")
     load = Load(prompts=("one", "two", "three"), max_tokens=5, temperature=0.5)
     options = ChaosOptions(
         num_requests=num_requests,
@@ -101,9 +101,9 @@ def test_undisturbed_requests_are_neither_lost_nor_wrong(server: OpenAIServer) -
     report = run(server, processes)
     assert report.is_good
     assert report.num_requests >= 20
-    first_lines = [request["prompt"].splitlines()[0] for request in server.requests]
+    salts = [request["cache_salt"] for request in server.requests]
     # the load's, undisturbed and then disturbed; the others, that only keep up the load, differ
-    (_, num_of_load), *_ = Counter(first_lines).most_common()
+    (_, num_of_load), *_ = Counter(salts).most_common()
     assert num_of_load == report.num_requests + 3
     assert report.events == Counter(dict.fromkeys(KINDS, 2))
     assert report.restarts_s.keys() == {"drafter", "target"}
@@ -123,8 +123,7 @@ def test_what_is_stopped_goes_on_or_is_left_to_the_watchdogs(server: OpenAIServe
 
 def test_a_text_that_differs_is_wrong(server: OpenAIServer) -> None:
     def strike(_: Event) -> bool:
-        end = {"choices": [], "usage": {"completion_tokens": 1}}
-        server.events = (json.dumps({"choices": [{"text": "x"}]}), json.dumps(end), "[DONE]")
+        server.events = (event("x", 1), event(None, 1), "[DONE]")
         return True
 
     report = run(server, Unhurt(on_strike=strike))

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tandem.bench.server import free_port
+from tandem.live.server import free_port
 
 END_TIMEOUT_S = 60
 LAST_LINE = "  Ctrl-C ends it\n"

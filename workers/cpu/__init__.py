@@ -1,0 +1,1 @@
+"""What makes a step fast on a CPU: kernels, packed weights, compiled forwards."""

@@ -1,0 +1,1 @@
+"""How far to speculate: pure decisions, without Ray or torch."""

@@ -10,7 +10,7 @@ from ray.serve._private import default_impl
 from ray.serve._private.grpc_util import start_grpc_server
 
 from deployments.api.grpc_address import HostedGrpcOptions
-from tandem.bench.server import free_port
+from tandem.live.server import free_port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -29,11 +29,11 @@ def option_sentence(errors: Sequence[Any]) -> str:
     if not first["loc"]:
         return _message(first)
     name = str(first["loc"][0])
-    of_option = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
-    for error in of_option:
+    same = [error for error in errors if error["loc"][:1] == first["loc"][:1]]
+    for error in same:
         if error["type"] == "value_error":
             return _named(name, _message(error))
-    wanted = list(dict.fromkeys(_wanted(error) for error in of_option))
+    wanted = list(dict.fromkeys(_wanted(error) for error in same))
     # a number out of range was meant as a number: that it is none of the words is no news
     in_range = [words for words in wanted if words.startswith(("at ", "above", "below"))]
     return f"{name} is {_shown(first['input'])}; it must be {' or '.join(in_range or wanted)}"

@@ -1,20 +1,21 @@
-"""The live app a benchmark runs against: started by it as a user would, and steered through Ray."""
+"""A live app: started as a user would start it, on free ports, and steered through Ray."""
 
+import asyncio
 import logging
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import ray
 from ray import serve
 
-from tandem.bench.client import Endpoint
+from tandem.live.client import Endpoint, Load, LoadResult, run_closed
+from tandem.live.counters import REPORT_MS, Counters, read_counters
 from workers.errors import ConfigError
 
 START_TIMEOUT_S = 600.0  # of models that load on a busy machine
@@ -23,6 +24,7 @@ POLL_S = 0.5
 
 
 def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -32,20 +34,28 @@ def free_port() -> int:
 class LiveServer:
     """An app that answers HTTP, and whose router can be told another gamma."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, metrics_urls: Sequence[str] = ()) -> None:
         self.endpoint = endpoint
+        self._metrics_urls = metrics_urls
         self._router = serve.get_deployment_handle("Router", "default")
 
     def set_gamma(self, gamma: int | str) -> None:
         """Change the draft length of the running router; nothing restarts."""
         self._router.reconfigure.remote({"gamma": gamma}).result()
 
-    def take_statistics(self) -> Any:
-        """The router's RoundStatistics since the last call."""
-        return self._router.take_statistics.remote().result()
+    def run(self, load: Load, *, concurrency: int) -> LoadResult:
+        """Complete a load, and wait until the app is at rest; raises LoadError."""
+        result = asyncio.run(run_closed(self.endpoint, load, concurrency=concurrency))
+        self.wait_until_idle()
+        return result
+
+    def counters(self) -> Counters:
+        """The app's counts, once Ray has heard of all of them."""
+        time.sleep(2 * REPORT_MS / 1e3)
+        return read_counters(self._metrics_urls)
 
     def wait_until_idle(self) -> None:
-        """See Server."""
+        """Wait until no completion runs: those whose clients hung up end a little later."""
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while self._router.num_live.remote().result() and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -56,8 +66,11 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
     """Run `serve run deployments:app` with the options, on free ports, until the block ends."""
     http_port = free_port()
     arguments = {**options, "http_port": str(http_port), "grpc_port": str(free_port())}
-    command = [str(Path(sys.executable).parent / "serve"), "run", "deployments:app"]
+    command = ["env", f"RAY_metrics_report_interval_ms={REPORT_MS}"]
+    command += [str(Path(sys.executable).parent / "serve"), "run", "deployments:app"]
     command += [f"{name}={value}" for name, value in arguments.items()]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # of its client in this process
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -67,15 +80,25 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
             address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR
         )
         _wait_until_compiled()
-        yield LiveServer(Endpoint(url=url, model=options["served_model_name"], is_ours=True))
+        endpoint = Endpoint(url=url, model=options["served_model_name"])
+        yield LiveServer(endpoint, _metrics_urls())
     finally:
         ray.shutdown()
         process.terminate()
         process.wait(timeout=60)
 
 
+def _metrics_urls() -> list[str]:
+    """Where each node of Ray tells its metrics."""
+    return [
+        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
 def _wait_until_compiled() -> None:
-    """Until then steps are slower, and the compiler takes from them."""
+    """Wait until forwards are compiled: until then steps are slower."""
     for deployment in ("TargetGroup", "DraftPool"):
         worker = serve.get_deployment_handle(deployment, "default")
         while worker.status.remote().result().is_compiling:

@@ -1,0 +1,158 @@
+"""Writes the tables of the docs that mirror the source: `make docs`, or `--check` to compare only.
+
+A table stands between `<!-- generated:NAME -->` and `<!-- end -->` in a Markdown file, and NAME is
+one of TABLES.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from cluster.options import AppArgs  # noqa: E402
+from deployments.api.completions import CompletionRequest  # noqa: E402
+from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E402
+from deployments.api.fields import rows as field_rows  # noqa: E402
+from deployments.metrics import rows as metric_rows  # noqa: E402
+from tests.tiny_models import RARE, SUPPORTED  # noqa: E402
+from workers.errors import __doc__ as tree_of_errors  # noqa: E402
+
+PACKAGES = ("tandem", "deployments", "cluster", "workers")
+MARKED = re.compile(r"(<!-- generated:(\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def options() -> str:
+    """The app's options: name, default, meaning."""
+    return table(
+        ("option", "default", "meaning"),
+        (
+            (f"`{name}`", code(field.default), one_line(field.description))
+            for name, field in AppArgs.model_fields.items()
+        ),
+    )
+
+
+def request_fields() -> str:
+    """The fields of a completion request: name, values, default, meaning."""
+    return table(
+        ("field", "values", "default", "meaning"),
+        (
+            (f"`{row.name}`", row.takes, row.default, row.meaning)
+            for row in field_rows(CompletionRequest)
+        ),
+    )
+
+
+def metrics() -> str:
+    """The app's metrics: name, kind, label, meaning."""
+    return table(
+        ("metric", "kind", "label", "meaning"),
+        ((f"`{row.name}`", row.kind.value, code(row.label), row.meaning) for row in metric_rows()),
+    )
+
+
+def errors() -> str:
+    """Every error that a client can see: HTTP status, code and type, gRPC code, meaning, class."""
+    meanings = dict(re.findall(r"^ *(\w+Error) {2,}(.+)$", tree_of_errors or "", re.MULTILINE))
+    rows = []
+    for kind, _ in HTTP_ERRORS:
+        error = kind.__new__(kind)
+        entry = http_error(error)
+        meaning = meanings.get(kind.__name__, "anything else: a defect of ours")
+        rows.append(
+            (str(entry.status), code(entry.code), f"`{entry.type}`", f"`{grpc_code(error).name}`",
+             meaning, f"`{kind.__name__}`")
+        )  # fmt: skip
+    return table(("HTTP", "code", "type", "gRPC", "meaning", "class"), rows)
+
+
+def models() -> str:
+    """The model types that the test suite runs."""
+    return ", ".join(f"`{name}`" for name in sorted({*SUPPORTED, *RARE})) + ".\n"
+
+
+def tree() -> str:
+    """Every module with the first sentence of its docstring."""
+    lines = list(chain.from_iterable(entries(ROOT / package, 0) for package in PACKAGES))
+    return "\n".join(["```", *lines, "```"]) + "\n"
+
+
+def entries(folder: Path, depth: int) -> Iterator[str]:
+    """The lines of a folder: itself, its modules, its folders."""
+    yield entry(f"{folder.name}/", depth, folder / "__init__.py")
+    modules = sorted(folder.glob("*.py"))
+    for module in modules:
+        if module.name != "__init__.py" and not module.name.startswith("tandem_pb2"):
+            yield entry(module.name, depth + 1, module)
+    for inner in sorted(path for path in folder.iterdir() if (path / "__init__.py").exists()):
+        yield from entries(inner, depth + 1)
+
+
+def entry(name: str, depth: int, module: Path) -> str:
+    """A line of the tree."""
+    docstring = ast.get_docstring(ast.parse(module.read_text())) or ""
+    first = one_line(docstring.partition("\n\n")[0])
+    sentence = re.split(r"(?<=\.) ", first)[0].removesuffix(".")
+    return f"{'  ' * depth}{name:<{30 - 2 * depth}}{sentence}".rstrip()
+
+
+def code(value: object) -> str:
+    """A default as code; empty where there is none."""
+    return "" if value is None else f"`{value}`"
+
+
+def one_line(text: str | None) -> str:
+    """A docstring as a table's cell."""
+    return " ".join((text or "").split())
+
+
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table; raises ValueError for one without rows."""
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    if not lines:
+        raise ValueError(f"there is nothing to show in the table of {header[0]}")
+    return (
+        "\n".join(
+            [
+                f"| {' | '.join(header)} |",
+                f"|{' --- |' * len(header)}",
+                *(f"| {x} |" for x in lines),
+            ]
+        )
+        + "\n"
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "options": options, "request_fields": request_fields, "metrics": metrics,
+    "errors": errors, "models": models, "tree": tree,
+}  # fmt: skip
+
+
+def generated(text: str) -> str:
+    """A page with its tables as the source has them now; raises KeyError for an unknown table."""
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[4]}", text)
+
+
+def pages() -> list[Path]:
+    """README.md and docs/*.md."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main(arguments: list[str]) -> int:
+    """Write the tables, or say which pages are stale; returns the exit status."""
+    stale = [page for page in pages() if generated(page.read_text()) != page.read_text()]
+    for page in stale:
+        if "--check" not in arguments:
+            page.write_text(generated(page.read_text()))
+        sys.stdout.write(f"{page.relative_to(ROOT)}\n")
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,268 @@
+"""Every option of the app: `tandem serve name=value`, or `args:` in a YAML file.
+
+The model stands below the deployments, since `tandem plan` reads the same options. The public name
+is `deployments.AppArgs`.
+"""
+
+import difflib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from cluster import bundled
+from cluster.option_errors import option_sentence
+from workers.errors import ConfigError
+
+
+class DrafterKind(StrEnum):
+    MODEL = "model"
+    NONE = "none"
+
+
+class ReplicaRange(BaseModel):
+    """A number of replicas, or `min:max` to let Serve scale between the two."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    minimum: int = Field(ge=1)
+    maximum: int = Field(ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"minimum": value, "maximum": value}
+        if isinstance(value, str):
+            first, colon, second = value.partition(":")
+            try:
+                return {"minimum": int(first), "maximum": int(second) if colon else int(first)}
+            except ValueError:
+                raise ValueError(
+                    f"{value!r} is neither a number of replicas nor min:max, like 2 or 1:4"
+                ) from None
+        return value
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "ReplicaRange":
+        if self.minimum > self.maximum:
+            raise ValueError(f"{self.minimum}:{self.maximum} has its maximum below its minimum")
+        return self
+
+    def __str__(self) -> str:
+        if self.is_fixed:
+            return str(self.minimum)
+        return f"{self.minimum}:{self.maximum}"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether Serve never scales them."""
+        return self.minimum == self.maximum
+
+    def serve_options(self) -> dict[str, Any]:
+        """The deployment options that ask Serve for this many replicas."""
+        if self.is_fixed:
+            return {"num_replicas": self.minimum}
+        return {
+            "num_replicas": None,
+            "autoscaling_config": {"min_replicas": self.minimum, "max_replicas": self.maximum},
+        }
+
+
+Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
+
+DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+
+ONE_REPLICA = ReplicaRange(minimum=1, maximum=1)
+
+
+class AppArgs(BaseModel):
+    """Options of `deployments:app`."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    target: str = Field(default=bundled.TARGET_NAME, min_length=1)
+    """The model that decides every token: a Hugging Face id or a folder. By default the bundled
+    demo model."""
+    draft: str | None = None
+    """The model that guesses ahead; its tokens must be those of the target. The bundled target
+    comes with its own."""
+    drafter: DrafterKind = DrafterKind.MODEL
+    """What guesses ahead: `model`, or `none` for plain decoding."""
+    num_target_groups: ReplicaRange = ONE_REPLICA
+    """Replicas of the target: a number, or min:max to autoscale."""
+    num_draft_replicas: ReplicaRange = ONE_REPLICA
+    """Replicas of the draft model: a number, or min:max to autoscale."""
+    num_router_replicas: ReplicaRange = ONE_REPLICA
+    """Replicas of the router, which share all targets and drafters: a number, or min:max to
+    autoscale. The options that limit a router limit each."""
+    num_speculative_tokens: int = Field(default=16, ge=0, le=64)
+    """The most draft tokens a round may verify per sequence."""
+    gamma: Gamma = "dynamic"
+    """Draft tokens that a round verifies per sequence: a number, 0 to decode plainly, or `dynamic`
+    to choose by what they cost and how many are accepted."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Whether the drafter drafts the next round while the target verifies, as if all drafts were
+    accepted. `auto` finds out whether that pays, which on shared cores it may not."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Processes that share the target's weights, each with a GPU or its part of the cores: on one
+    node if one has room, else across nodes. Their number has to divide the model's heads."""
+    verification: Literal["coupled"] = "coupled"
+    """The rule by which drafts are judged. Only `coupled` so far: a draft is accepted if it is the
+    target's own seeded sample."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of weights and cache. `auto` is the checkpoint's own, but float32 for a float16
+    one on a CPU, where only float32 and bfloat16 give texts that do not depend on drafts."""
+    device: str = Field(default="auto", pattern=DEVICES)
+    """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
+    compile: Literal["auto", "wait", "off"] = "auto"
+    """Whether the models' forwards are compiled on a CPU, once per machine. `auto`: in the
+    background, while the models' own code serves; in bfloat16, a text written before the change,
+    or across it, may differ from a later one of the same seed where two tokens are nearly as
+    likely. `wait`: a replica serves once its forward is compiled or known not to be had, so a seed
+    has one text. `off`: the models' own code alone, likewise. On CUDA forwards are recorded as
+    graphs before the first request, unless `off`."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest prompt and completion together, in tokens; by default what the target allows."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Completions that run at a time in one router; more wait their turn."""
+    max_queued_requests: int = Field(default=1024, ge=0)
+    """Completions that may wait in one router; more are refused with status 429."""
+    max_request_bytes: int = Field(default=4 * 1024**2, ge=1024)
+    """The longest request that is read, in bytes; a longer one is refused with status 413."""
+    cors_allow_origins: str | None = None
+    """Origins of web pages whose scripts may call the HTTP API, separated by commas, like
+    `https://chat.example.org`; `*` for any. By default none may."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=16)
+    """Prompt tokens a target step may take in, which bounds how long it holds up running
+    streams. By default 256 on a CPU, 2048 on a GPU."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens per block of the KV cache."""
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """GiB of the target's KV cache, for each rank. By default 30 % of the free memory on a CPU and
+    90 % on a GPU, and never more than `max_num_seqs` full sequences need."""
+    prefix_caching: Literal["on", "off"] = "on"
+    """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
+    target_num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of a target step. By default all cores that its process may use, which the ranks
+    of a group share."""
+    draft_num_threads: int = Field(default=1, ge=1)
+    """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
+    would slow the target down."""
+    worker_transport: Literal["stream", "handle"] = "stream"
+    """How rounds travel to the workers: by held `stream`s in plain text, open to whoever knows a
+    token, or by Serve's `handle` calls, which are slower, and encrypted where Ray is. Replicas that
+    Serve scales are reached by handles, since Serve counts their load by these."""
+    draft_timeout_s: float = Field(default=1.0, gt=0)
+    """How long a round waits for drafts before it goes on without."""
+    verify_timeout_s: float = Field(default=120.0, gt=0)
+    """How long a target may be silent before its sequences move to another."""
+    recovery_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a completion waits for some target to answer before it fails."""
+    drain_timeout_s: float = Field(default=120.0, ge=0)
+    """How long a router that is to stop waits for its completions; those that take longer are cut.
+    Targets and drafters need not wait: what runs there moves."""
+    served_model_name: str | None = None
+    """The model name that clients use; by default the target's."""
+    http_host: str = "127.0.0.1"
+    """Where HTTP listens when `serve run` starts Serve; 0.0.0.0 for all interfaces."""
+    http_port: int = Field(default=8000, ge=0, le=65535)
+    """The HTTP port when `serve run` starts Serve, 0 for a free one; a running Serve keeps its
+    own."""
+    grpc_host: str = "127.0.0.1"
+    """Where gRPC listens when `serve run` starts Serve; 0.0.0.0 for all interfaces."""
+    grpc_port: int = Field(default=9000, ge=0, le=65535)
+    """The gRPC port when `serve run` starts Serve, 0 for a free one; a running Serve keeps its
+    own."""
+    allow_unauthenticated_cluster: bool = False
+    """Whether to start where Ray asks nobody for a token although it can be reached from other
+    machines: whoever reaches its ports can run code there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suggest_names(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values:
+                if name not in cls.model_fields:
+                    raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
+        return values
+
+    @field_validator("compile", "overlap", "prefix_caching", mode="before")
+    @classmethod
+    def _read_yaml_words(cls, value: Any) -> Any:
+        """YAML takes a bare `off` for false and `on` for true."""
+        return {False: "off", True: "on"}[value] if isinstance(value, bool) else value
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _explain_drafters(cls, value: Any) -> Any:
+        if value in ("prompt_lookup", "early_exit"):
+            raise ValueError(f"drafter={value} is not available yet; use drafter=model or none")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "AppArgs":
+        if self.gamma != "dynamic" and self.gamma > self.num_speculative_tokens:
+            raise ValueError(
+                f"gamma={self.gamma} is more than num_speculative_tokens="
+                f"{self.num_speculative_tokens}; raise the latter or lower gamma"
+            )
+        if self.drafter is DrafterKind.MODEL and self.draft_model is None:
+            raise ValueError(
+                f"target={self.target} needs a draft model: give draft=<a smaller model with the "
+                "same vocabulary>, or drafter=none for plain decoding"
+            )
+        if self.drafter is DrafterKind.NONE and self.draft is not None:
+            raise ValueError(f"draft={self.draft} is not used with drafter=none; drop one of them")
+        if self.http_port == self.grpc_port != 0:
+            raise ValueError(
+                f"http_port and grpc_port are both {self.http_port}; give gRPC another port, like "
+                f"grpc_port={self.http_port % 65535 + 1}"
+            )
+        return self
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model to load, if any."""
+        if self.drafter is DrafterKind.NONE:
+            return None
+        if self.draft is None and self.target == bundled.TARGET_NAME:
+            return bundled.DRAFT_NAME
+        return self.draft
+
+    def has_streams(self, replicas: ReplicaRange) -> bool:
+        """Whether streams carry the calls to these replicas of a worker."""
+        return self.worker_transport == "stream" and replicas.is_fixed
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        origins = (self.cors_allow_origins or "").split(",")
+        return tuple(origin.strip() for origin in origins if origin.strip())
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.target
+
+
+def parse_options(values: Mapping[str, Any]) -> AppArgs:
+    """The options of these names and values; raises ConfigError, a sentence about what is wrong."""
+    try:
+        return AppArgs.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(option_sentence(error.errors())) from None
+
+
+def _unknown_option(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
+    return f"there is no option {name!r}; {hint}"

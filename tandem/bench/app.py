@@ -1,0 +1,107 @@
+"""`tandem bench app`: draft lengths in turn on one live app."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from cluster import bundled
+from tandem.arguments import whole
+from tandem.bench.options import LoadOptions, ModelOptions, command_of, option
+from tandem.bench.report import markdown_table, write_result
+from tandem.bench.rows import COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
+from tandem.demo.grow import grown_target
+from tandem.live.client import Load
+from tandem.live.texts import make_prompts
+from workers.errors import ConfigError
+from workers.model import load_config
+
+if TYPE_CHECKING:
+    from tandem.live.server import LiveServer
+
+MODEL_NAME = "bench"
+DYNAMIC_MAX = 16
+"""The longest draft of a dynamic gamma: the app's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(LoadOptions):
+    """Every combination of text, temperature, streams and gamma is a setting."""
+
+    num_prompts: int = option(8, "prompts of each load", type=whole)
+
+
+def run(options: Options) -> str:
+    """Measure all settings, taking turns; returns the table.
+
+    Results are written after every repeat, so an interruption loses only the one that runs.
+    """
+    if (most := max(options.concurrencies)) > options.num_prompts:
+        raise ConfigError(
+            f"--concurrencies has {most}, but with --num-prompts {options.num_prompts} only that "
+            f"many streams would run; give at least --num-prompts {most}"
+        )
+    table = ""
+    with measured_app(options, options.gammas) as server:
+        for rows in _repeats(options, server):
+            table = markdown_table(COLUMNS, rows)
+            figures = {"options": options, "rows": rows}
+            write_result(options.output, command_of("app", options), table, figures)
+    return table
+
+
+def measured_app(
+    options: ModelOptions, gammas: Sequence[int | str]
+) -> "AbstractContextManager[LiveServer]":
+    """A live app that starts with gamma 0, whose gamma may become any of these."""
+    from tandem.live.server import live_server  # needs Ray, which other subjects do without
+
+    most_drafts = max(DYNAMIC_MAX if g == DYNAMIC else int(g) for g in (*gammas, 1))
+    app_options = {
+        "target": target_folder(options),
+        "draft": options.draft,
+        "served_model_name": MODEL_NAME,
+        "num_speculative_tokens": str(most_drafts),
+        "gamma": "0",
+        "compile": "auto" if options.compile else "off",
+    }
+    return live_server(app_options, options.work / "server.log")
+
+
+def target_folder(options: ModelOptions) -> str:
+    """The target's folder or id; raises ConfigError if it has no config."""
+    target = bundled.resolve(options.target or grown_target(options.work))
+    load_config(target)
+    return target
+
+
+def measure(server: "LiveServer", setting: Setting, load: Load) -> Sample:
+    """Complete a load, so many prompts at a time as the setting says; raises LoadError."""
+    before = server.counters()
+    server.set_gamma(setting.gamma)
+    result = server.run(load, concurrency=setting.concurrency)
+    return Sample(load=result, counters=server.counters().since(before))
+
+
+def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
+    """Measure everything once per repeat; yields the rows of all repeats until then."""
+    loads = {
+        setting: Load(
+            prompts=make_prompts(setting.text, options.num_prompts, seed=options.seed),
+            max_tokens=options.max_tokens,
+            temperature=setting.temperature,
+        )
+        for setting in make_settings(options)
+    }
+    samples: dict[Setting, list[Sample]] = {setting: [] for setting in loads}
+    for setting, load in loads.items():  # the first of everything is slower
+        measure(server, setting, replace(load, prompts=load.prompts[:2]))
+    progress = tqdm(total=len(loads) * options.repeats, desc="app")
+    for _ in range(options.repeats):
+        for setting, load in loads.items():
+            samples[setting].append(measure(server, setting, load.again()))
+            progress.update()
+        yield make_rows(samples)
+    progress.close()
