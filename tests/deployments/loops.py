@@ -89,25 +89,32 @@ async def running_loop(
     overlap: bool = False,
     drafts: LocalWorkers | ScriptedDrafter | None = None,
     drafter: str = "model",
+    drafters: Sequence[Drafter] | None = None,
     draft_timeout_s: float = 5.0,
     num_targets: int = 1,
     targets: LocalWorkers | None = None,
     options: LoopOptions = FAST,
     cache: CacheOptions = CACHE,
     max_gamma: int = 8,
+    max_model_len: int = 256,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
+    """`drafters` come in place of those that `drafter` names."""
+    if drafters is None:
+        drafters = drafters_of(
+            drafter, drafts, timeout_s=draft_timeout_s, max_model_len=max_model_len
+        )
     targets = targets or LocalWorkers(
         lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
     )
     observer = RecordingObserver()
     loop = RoundLoop(
         targets=targets,
-        drafters=drafters_of(drafter, drafts, timeout_s=draft_timeout_s),
+        drafters=drafters,
         policies=Policies(
             gamma=make_controller(gamma),
             overlap=FixedOverlap(is_on=overlap),
             max_gamma=max_gamma,
-            max_model_len=256,
+            max_model_len=max_model_len,
         ),
         observer=observer,
         options=options,

@@ -36,53 +36,58 @@ class Match:
     position: int
     """Where the token stands there that equals the text's last one."""
     length: int
-    """Tokens that agree, from 2 to MAX_MATCH_LEN."""
+    """Tokens that agree, from 1 to MAX_MATCH_LEN."""
 
 
-class PairIndex:
-    """Where each pair of neighbouring tokens of a growing text stood before.
+class PlaceIndex:
+    """Where the end of a growing text stood before.
 
-    Memory: 4 bytes per token, and about 110 per distinct pair. The tokens stay with their owner.
+    Memory: 4 bytes per token, and about 110 per distinct token and pair of neighbours. The tokens
+    stay with their owner.
     """
 
     def __init__(self) -> None:
-        self._newest: dict[int, int] = {}
-        """The last position of each pair, that of its second token."""
-        self._previous = array("i")
+        self._newest_pair: dict[int, int] = {}
+        """The last position of each pair of tokens, that of its second token."""
+        self._previous_pair = array("i")
         """For the pair at each position, where it stood before; -1 if nowhere."""
+        self._newest_token: dict[int, int] = {}
+        self._previous_token = -1
+        """Where the text's last token stood before; -1 if nowhere."""
 
     def extend(self, tokens: Tokens[int]) -> bool:
         """Take in tokens that were added, not too many at once; whether all of them are in."""
-        first = len(self._previous)
-        if first == 0 and tokens:
-            self._previous.append(-1)
-            first = 1
-        newest, previous = self._newest, self._previous
+        first = len(self._previous_pair)
+        pairs, previous, singles = self._newest_pair, self._previous_pair, self._newest_token
         for position in range(first, min(first + MAX_INDEXED_AT_ONCE, len(tokens))):
-            pair = tokens[position - 1] << 32 | tokens[position]
-            previous.append(newest.get(pair, -1))
-            newest[pair] = position
+            token = tokens[position]
+            pair = tokens[position - 1] << 32 | token if position else -1
+            previous.append(pairs.get(pair, -1))
+            pairs[pair] = position
+            self._previous_token = singles.get(token, -1)
+            singles[token] = position
         return len(previous) == len(tokens)
 
     def find(self, tokens: Tokens[int]) -> Match | None:
         """The longest match of the text's end among the last places; of equals the latest."""
         end = len(tokens) - 1
-        position, best_position, best_length = self._previous[end], -1, 1
+        best_position, best_length = self._previous_token, 1
+        position = self._previous_pair[end]
         for _ in range(MAX_PLACES):
             if position < 0 or best_length == MAX_MATCH_LEN:
                 break
             length = _match_length(tokens, position, end, more_than=best_length)
             if length > best_length:
                 best_position, best_length = position, length
-            position = self._previous[position]
-        return Match(position=best_position, length=best_length) if best_length > 1 else None
+            position = self._previous_pair[position]
+        return Match(position=best_position, length=best_length) if best_position >= 0 else None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Reader:
     """One sequence, and what was last foreseen of it."""
 
-    index: PairIndex = field(default_factory=PairIndex)
+    index: PlaceIndex = field(default_factory=PlaceIndex)
     match: Match | None = None
     text_len: int = 0
     """Length of the text when `match` was found."""

@@ -74,8 +74,10 @@ class PooledDrafter:
         )
 
     def catch_up(self, sequence: Sequence) -> None:
+        if sequence.is_done:
+            return
         known = self._know(sequence)
-        if not known.is_catching_up and not sequence.is_done:
+        if not known.is_catching_up:
             known.is_catching_up = True
             self._tasks.spawn(self._run_catch_up(sequence, known))
 

@@ -12,7 +12,7 @@ from deployments.router.drafting.lookup import (
     MAX_PLACES,
     SURE,
     Match,
-    PairIndex,
+    PlaceIndex,
     PromptLookup,
     continuation,
 )
@@ -36,6 +36,9 @@ def search(tokens: Sequence[int]) -> Match | None:
             length += 1
         if best is None or length > best.length:
             best = Match(position=place, length=length)
+    if best is None:
+        singles = [p for p in range(end) if tokens[p] == tokens[end]]
+        best = Match(position=singles[-1], length=1) if singles else None
     return best
 
 
@@ -68,7 +71,7 @@ class TestIndex:
         for seed in range(pytestconfig.getoption("--cases")):
             rng = random.Random(seed)
             text = make_text(rng)
-            index, length = PairIndex(), 0
+            index, length = PlaceIndex(), 0
             while length < len(text):
                 length = min(len(text), length + rng.choice([1, 2, 17, 200]))
                 assert index.extend(text[:length])
@@ -79,28 +82,33 @@ class TestIndex:
 
     def test_the_longest_match_wins_and_of_equals_the_latest(self) -> None:
         text = [1, 2, 3, 4, 9, 8, 3, 4, 7, 2, 3, 4, 5, 1, 2, 3, 4]
-        index = PairIndex()
+        index = PlaceIndex()
         index.extend(text)
         # [1, 2, 3, 4] at the beginning; [2, 3, 4] and [3, 4] stand later
         assert index.find(text) == Match(position=3, length=4)
-        index, text = PairIndex(), [5, 6, 1, 5, 6, 2, 5, 6]
+        index, text = PlaceIndex(), [5, 6, 1, 5, 6, 2, 5, 6]
         index.extend(text)
         assert index.find(text) == Match(position=4, length=2)
 
     def test_places_too_far_back_are_not_compared(self) -> None:
         for num_between, length in ((MAX_PLACES - 1, 4), (MAX_PLACES, 2)):
             text = [7, 8, 1, 2, 5] + [0, 1, 2] * num_between + [7, 8, 1, 2]
-            index = PairIndex()
+            index = PlaceIndex()
             index.extend(text)
             match = index.find(text)
             assert match is not None
             assert match.length == length
 
-    @pytest.mark.parametrize("num_tokens", range(3))
-    def test_a_text_too_short_to_repeat_itself_has_no_match(self, num_tokens: int) -> None:
-        index, text = PairIndex(), [4] * num_tokens
-        assert index.extend(text)
-        assert num_tokens == 0 or index.find(text) is None
+    def test_one_token_is_a_match_and_none_is_none(self) -> None:
+        for text, match in (
+            ([4], None),
+            ([4, 5, 6], None),
+            ([4, 4], Match(position=0, length=1)),
+            ([4, 5, 4, 6, 4], Match(position=2, length=1)),
+        ):
+            index = PlaceIndex()
+            assert index.extend(text)
+            assert index.find(text) == match
 
     def test_what_follows_goes_round_at_the_end_of_the_text(self) -> None:
         assert continuation([1, 2, 3, 1, 2], 1, 5, 7) == (3, 1, 2, 3, 1, 2, 3)
@@ -118,6 +126,8 @@ class TestDrafter:
         assert lookup.draft(sequence, 8).tokens == (7, 8, 9, 5, 6, 7, 8, 9)
         sequence.tokens += [1]
         assert lookup.draft(sequence, 3) == NO_DRAFTS
+        sequence.tokens += [6]
+        assert lookup.draft(sequence, 3).tokens == (1, 6, 1)
 
     def test_its_drafts_are_those_of_a_new_one(self) -> None:
         for seed in range(50):
@@ -191,11 +201,11 @@ def test_the_work_of_a_round_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         return original(*arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lookup, "_match_length", count)
-    index, text = PairIndex(), [3] * 2000
+    index, text = PlaceIndex(), [3] * 2000
     index.extend(text)
     index.find(text)
     assert compared == 1  # the first agrees as far as is compared
-    index, text = PairIndex(), [*([1, 2, 9, 0] * 500), 1, 2]
+    index, text = PlaceIndex(), [*([1, 2, 9, 0] * 500), 1, 2]
     index.extend(text)
     index.find(text)
     assert compared <= 1 + MAX_PLACES
