@@ -292,7 +292,7 @@ def _wrong_drafter(name: str, given: str) -> str:
     near = difflib.get_close_matches(name, DRAFTERS, n=1)
     named = f", and there is no drafter {name!r}" if name != given else ""
     hint = f"did you mean {near[0]!r}? It" if near else "it"
+    known = ", ".join(map(repr, (*DRAFTERS, "none")))
     return (
-        f"drafter is {given!r}{named}; {hint} must be 'model', 'prompt_lookup', 'none' or a list "
-        "like 'prompt_lookup,model'"
+        f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'prompt_lookup,model'"
     )

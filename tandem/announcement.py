@@ -30,12 +30,9 @@ def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
     """Who drafts, in turn. Keys of `described` are names of models."""
     if not args.drafters:
         return "none (drafter=none), so every token is decoded plainly"
-    model = args.draft_model
-    spoken = {
-        "model": "" if model is None else described.get(model, model),
-        "prompt_lookup": "prompt_lookup, from the text itself",
-    }
-    return "; where it has none, ".join(spoken[name] for name in args.drafters)
+    model = args.draft_model or ""
+    names = {"model": described.get(model, model)}
+    return "; where it has none, ".join(names.get(name, name) for name in args.drafters)
 
 
 def _described(model: FoundModel) -> str:

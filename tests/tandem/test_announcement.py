@@ -75,7 +75,7 @@ def test_drafters_are_named_in_their_turn() -> None:
         said = list(before_start(Preflight(args=AppArgs(target="big", **options), models=())))
         return said[1]
 
-    assert drafts(drafter="prompt_lookup") == "drafts: prompt_lookup, from the text itself"
+    assert drafts(drafter="prompt_lookup") == "drafts: prompt_lookup"
     assert drafts(drafter="prompt_lookup,model", draft="small") == (
-        "drafts: prompt_lookup, from the text itself; where it has none, small"
+        "drafts: prompt_lookup; where it has none, small"
     )

@@ -1,8 +1,10 @@
 """Lists of drafters over real workers: exact, in their order, whatever one of them does."""
 
 import asyncio
+import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,7 @@ from workers.paged_model import CacheOptions
 from workers.types import DraftTokens, SamplingParams
 
 LISTS = ["prompt_lookup", "prompt_lookup,model", "model,prompt_lookup"]
+DOCS = Path(__file__).parents[4] / "docs" / "drafting.md"
 CODE = """
 class Account:
     def __init__(self, owner, balance=0):
@@ -109,6 +112,30 @@ class TestExactness:
         async with running_loop(models, gamma="dynamic", drafter="prompt_lookup") as (loop, _, _):
             streams = await run_all(loop, repeating, concurrency=4)
             assert [stream.token_ids for stream in streams] == texts
+
+
+class TestExample:
+    """The drafter that docs/drafting.md has for an example."""
+
+    def make(self) -> Any:
+        (code,) = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(), re.DOTALL | re.MULTILINE)
+        names: dict[str, Any] = {}
+        exec(code, names)  # ours
+        return names["Successors"](is_last=True)
+
+    async def test_it_drafts_and_changes_no_text(
+        self, models: Models, repeating: list[GenerationParams], texts: list[list[int]]
+    ) -> None:
+        drafter = self.make()
+        async with running_loop(models, drafters=[drafter]) as (loop, _, observer):
+            streams = await run_all(loop, repeating, concurrency=16)
+            assert [stream.token_ids for stream in streams] == texts
+        assert num_tested(observer)["successors"] > 50
+        assert not drafter._num_read
+
+    def test_it_drafts_what_followed_last(self) -> None:
+        sequence = Stream(replace(make_params(1), prompt=(1, 2, 3, 1, 4, 1))).sequence
+        assert self.make().draft(sequence, 3).tokens == (4, 1, 4)
 
 
 class TestOrder:
