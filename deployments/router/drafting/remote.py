@@ -137,6 +137,8 @@ class PooledDrafter:
         )
 
     async def _run_catch_up(self, sequence: Sequence, known: _Known) -> None:
+        if sequence.is_done:  # before this task had its first turn
+            return
         request = self._propose_request(DraftRequest(sequence=sequence, k=0))
         replica_id = known.placement.replica_id
         with self._calling([sequence]):
