@@ -311,8 +311,10 @@ class TestPool:
         pool.catch_up(sequence)
         pool.catch_up(sequence)
         assert pool.offer(sequence, 4) == Offer(max_tokens=4, is_ready=False, is_catching_up=True)
+        await wait_until(lambda: bool(drafts.calls))
         sequence.is_cancelled = True
         pool.forget(sequence)
+        assert not pool.is_idle
         await wait_until(lambda: pool.is_idle)
         assert len(drafts.calls) == 1
         await wait_until(lambda: drafts.num_sequences + drafts.num_used_blocks == 0)
@@ -321,6 +323,16 @@ class TestPool:
         assert await pool.propose([DraftRequest(sequence=sequence, k=2)]) == Proposed()
         assert pool.is_idle
         await drafts.close()
+
+    async def test_a_sequence_that_ends_before_its_drafter_reads_it_is_not_read(self) -> None:
+        asked = []
+        pool = PooledDrafter(ScriptedDrafter(asked.append), timeout_s=5.0, max_model_len=256)
+        sequence = Stream(make_params(4)).sequence
+        pool.catch_up(sequence)
+        sequence.is_cancelled = True
+        pool.forget(sequence)
+        await wait_until(lambda: pool.is_idle)
+        assert not asked
 
     async def test_a_sequence_far_ahead_of_its_drafter_is_read_in_the_background(
         self, models: Models
