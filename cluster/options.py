@@ -6,7 +6,6 @@ is `deployments.AppArgs`.
 
 import difflib
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,10 +21,8 @@ from cluster import bundled
 from cluster.option_errors import option_sentence
 from workers.errors import ConfigError
 
-
-class DrafterKind(StrEnum):
-    MODEL = "model"
-    NONE = "none"
+DRAFTERS = ("model", "prompt_lookup")
+"""What `drafter` may be a list of."""
 
 
 class ReplicaRange(BaseModel):
@@ -97,8 +94,10 @@ class AppArgs(BaseModel):
     draft: str | None = None
     """The model that guesses ahead; its tokens must be those of the target. The bundled target
     comes with its own."""
-    drafter: DrafterKind = DrafterKind.MODEL
-    """What guesses ahead: `model`, or `none` for plain decoding."""
+    drafter: str = "model"
+    """What guesses ahead: `model`, the draft model; `prompt_lookup`, what followed the same words
+    earlier in prompt and output, without a model; or both, separated by a comma: the first that has
+    something to say speaks. `none` for plain decoding."""
     num_target_groups: ReplicaRange = ONE_REPLICA
     """Replicas of the target: a number, or min:max to autoscale."""
     num_draft_replicas: ReplicaRange = ONE_REPLICA
@@ -205,10 +204,21 @@ class AppArgs(BaseModel):
 
     @field_validator("drafter", mode="before")
     @classmethod
-    def _explain_drafters(cls, value: Any) -> Any:
-        if value in ("prompt_lookup", "early_exit"):
-            raise ValueError(f"drafter={value} is not available yet; use drafter=model or none")
-        return value
+    def _check_drafters(cls, value: Any) -> Any:
+        """A list with commas, or YAML's own; raises ValueError about what is wrong in it."""
+        if not isinstance(value, str | list | tuple):
+            return value
+        names = value.split(",") if isinstance(value, str) else value
+        names = [str(name).strip() for name in names]
+        given = ",".join(names)
+        if names == ["none"]:
+            return given
+        for name in names:
+            if name == "none" or name not in DRAFTERS:
+                raise ValueError(_wrong_drafter(name, given))
+        if len({*names}) < len(names):
+            raise ValueError(f"drafter is {given!r}, which names a drafter twice; name each once")
+        return given
 
     @model_validator(mode="after")
     def _check_together(self) -> "AppArgs":
@@ -217,13 +227,16 @@ class AppArgs(BaseModel):
                 f"gamma={self.gamma} is more than num_speculative_tokens="
                 f"{self.num_speculative_tokens}; raise the latter or lower gamma"
             )
-        if self.drafter is DrafterKind.MODEL and self.draft_model is None:
+        if "model" in self.drafters and self.draft_model is None:
             raise ValueError(
                 f"target={self.target} needs a draft model: give draft=<a smaller model with the "
-                "same vocabulary>, or drafter=none for plain decoding"
+                "same vocabulary>, drafter=prompt_lookup to guess from the text itself, or "
+                "drafter=none for plain decoding"
             )
-        if self.drafter is DrafterKind.NONE and self.draft is not None:
-            raise ValueError(f"draft={self.draft} is not used with drafter=none; drop one of them")
+        if "model" not in self.drafters and self.draft is not None:
+            raise ValueError(
+                f"draft={self.draft} is not used with drafter={self.drafter}; drop one of them"
+            )
         if self.http_port == self.grpc_port != 0:
             raise ValueError(
                 f"http_port and grpc_port are both {self.http_port}; give gRPC another port, like "
@@ -232,9 +245,14 @@ class AppArgs(BaseModel):
         return self
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names in `drafter`, in its order; nothing for plain decoding."""
+        return () if self.drafter == "none" else tuple(self.drafter.split(","))
+
+    @property
     def draft_model(self) -> str | None:
         """The draft model to load, if any."""
-        if self.drafter is DrafterKind.NONE:
+        if "model" not in self.drafters:
             return None
         if self.draft is None and self.target == bundled.TARGET_NAME:
             return bundled.DRAFT_NAME
@@ -266,3 +284,15 @@ def _unknown_option(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
     return f"there is no option {name!r}; {hint}"
+
+
+def _wrong_drafter(name: str, given: str) -> str:
+    if name == "none":
+        return f"drafter is {given!r}, but 'none' means no drafter; drop it, or the others"
+    near = difflib.get_close_matches(name, DRAFTERS, n=1)
+    named = f", and there is no drafter {name!r}" if name != given else ""
+    hint = f"did you mean {near[0]!r}? It" if near else "it"
+    known = ", ".join(map(repr, (*DRAFTERS, "none")))
+    return (
+        f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'prompt_lookup,model'"
+    )

@@ -2,9 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from cluster.options import AppArgs, DrafterKind, Gamma, ReplicaRange, parse_options
+from cluster.options import AppArgs, Gamma, ReplicaRange, parse_options
 
-__all__ = ["AppArgs", "DrafterKind", "ReplicaRange", "RouterConfig", "parse_options"]
+__all__ = ["AppArgs", "ReplicaRange", "RouterConfig", "parse_options"]
 
 
 class RouterConfig(BaseModel):

@@ -3,6 +3,7 @@
 Ray exports them on each node's metrics port, counters as `ray_<name>_total`. Rates are derived in
 PromQL, from differences of the counters.
 
+What becomes of drafts is counted per drafter: `source` is a name of the option `drafter`.
 Tokens are counted as far as they stand in a text: a round's drafts behind a stop are not, and a
 text's last token counts as the target's own. So a round's tokens are its accepted drafts and one.
 
@@ -11,12 +12,13 @@ text's last token counts as the target's own. So a round's tokens are its accept
   tokens per verify tau   1 + rate(num_accepted_tokens) / rate(num_drafts)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from deployments.router.policy.gamma import Outcome
 from deployments.router.round import RoundRecord
 
 ROUND_BUCKETS_S = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0]
@@ -48,22 +50,26 @@ _ROWS = (
         name="tandem_spec_decode_num_drafts",
         kind=Kind.COUNTER,
         meaning="Sequences verified with at least one draft token, counted per round.",
+        label="source",
     ),
     Metric(
         name="tandem_spec_decode_num_draft_tokens",
         kind=Kind.COUNTER,
         meaning="Draft tokens sent to verification.",
+        label="source",
     ),
     Metric(
         name="tandem_spec_decode_num_tested_tokens",
         kind=Kind.COUNTER,
         meaning="Draft tokens compared with the target's own: the accepted ones and the first "
         "rejected of each draft. alpha = rate(accepted) / rate(tested).",
+        label="source",
     ),
     Metric(
         name="tandem_spec_decode_num_accepted_tokens",
         kind=Kind.COUNTER,
         meaning="Draft tokens the target agreed with.",
+        label="source",
     ),
     Metric(
         name="tandem_spec_decode_num_accepted_tokens_per_pos",
@@ -204,17 +210,22 @@ class RouterMetrics:
 
     def _observe_drafts(self, record: RoundRecord) -> None:
         num_draft_tokens = sum(outcome.num_draft_tokens for outcome in record.outcomes)
-        self._num_drafts.inc(len(record.outcomes))
-        self._num_draft_tokens.inc(num_draft_tokens)
-        num_tested = sum(outcome.num_tested_in_text for outcome in record.outcomes)
-        if num_tested:  # none of a round whose clients had left
-            self._num_tested_tokens.inc(num_tested)
         self._gamma.set(num_draft_tokens / len(record.outcomes))
-        most_accepted = max(outcome.num_accepted_in_text for outcome in record.outcomes)
-        for position in range(most_accepted):
+        for source in sorted({outcome.source for outcome in record.outcomes}):
+            self._count_drafts(source, [o for o in record.outcomes if o.source == source])
+        for position in range(max(outcome.num_accepted_in_text for outcome in record.outcomes)):
             count = sum(outcome.num_accepted_in_text > position for outcome in record.outcomes)
-            self._num_accepted_tokens.inc(count)
             self._num_accepted_per_position.inc(count, tags={"position": str(position)})
+
+    def _count_drafts(self, source: str, outcomes: Sequence[Outcome]) -> None:
+        tags = {"source": source}
+        self._num_drafts.inc(len(outcomes), tags=tags)
+        self._num_draft_tokens.inc(sum(o.num_draft_tokens for o in outcomes), tags=tags)
+        # none may be tested in a round whose clients had left, and none accepted
+        if num_tested := sum(outcome.num_tested_in_text for outcome in outcomes):
+            self._num_tested_tokens.inc(num_tested, tags=tags)
+        if num_accepted := sum(outcome.num_accepted_in_text for outcome in outcomes):
+            self._num_accepted_tokens.inc(num_accepted, tags=tags)
 
 
 class WorkerMetrics:

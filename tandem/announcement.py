@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cluster import bundled
 from cluster.model_check import FoundModel
 from cluster.plan.text import size
-from deployments.args import AppArgs, DrafterKind
+from deployments.args import AppArgs
 from deployments.exposure import is_loopback
 from deployments.preflight import Preflight
 from workers.types import WorkerInfo
@@ -20,13 +20,19 @@ def before_start(checked: Preflight) -> Iterator[str]:
     args = checked.args
     described = {model.name: _described(model) for model in checked.models}
     yield f"target: {described.get(args.target, args.target)}"
-    if args.draft_model is not None:
-        yield f"drafts: {described.get(args.draft_model, args.draft_model)}"
-    elif args.drafter is DrafterKind.NONE:
-        yield "drafts: none (drafter=none), so every token is decoded plainly"
+    yield f"drafts: {_drafts(args, described)}"
     if args.target == bundled.TARGET_NAME:
         yield "the demo pair is a toy that has read nothing but Python: its text is no measure"
     yield "starting; the first time on a machine takes a minute or more, as operators are compiled"
+
+
+def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
+    """Who drafts, in turn. Keys of `described` are names of models."""
+    if not args.drafters:
+        return "none (drafter=none), so every token is decoded plainly"
+    model = args.draft_model or ""
+    names = {"model": described.get(model, model)}
+    return "; where it has none, ".join(names.get(name, name) for name in args.drafters)
 
 
 def _described(model: FoundModel) -> str:

@@ -5,7 +5,7 @@ request says which tokens its caller believes the worker has (`base_len`) and ca
 (`new_tokens`); a worker that has less answers `needs_tokens_from` and is sent the rest again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 
@@ -59,6 +59,42 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTokens:
+    """Tokens that a drafter expects to follow the committed ones."""
+
+    tokens: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    """One per token, in (0, 1], or none where the drafter cannot say."""
+    source: str = ""
+    """Which drafter they are from, such as "model"."""
+
+    def first(self, num_tokens: int) -> "DraftTokens":
+        """The first drafts only."""
+        if num_tokens >= len(self.tokens):
+            return self
+        return replace(
+            self, tokens=self.tokens[:num_tokens], confidences=self.confidences[:num_tokens]
+        )
+
+    def after(self, num_tokens: int) -> "DraftTokens":
+        """The drafts that are left without the first ones."""
+        return replace(
+            self, tokens=self.tokens[num_tokens:], confidences=self.confidences[num_tokens:]
+        )
+
+    def __add__(self, other: "DraftTokens") -> "DraftTokens":
+        """Both, one after the other; the source is that of the first that has tokens."""
+        return DraftTokens(
+            tokens=self.tokens + other.tokens,
+            confidences=self.confidences + other.confidences,
+            source=self.source if self.tokens else other.source,
+        )
+
+
+NO_DRAFTS = DraftTokens()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

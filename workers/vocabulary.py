@@ -5,8 +5,8 @@ from workers.model import load_config
 from workers.tokenizer import find_tokenizer
 
 ADVICE = (
-    "Use a draft of the target's family, or drafter=none; drafts with another tokenizer are not "
-    "available yet"
+    "Use a draft of the target's family, drafter=prompt_lookup or drafter=none; drafts with "
+    "another tokenizer are not available yet"
 )
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
-    from deployments.router.drafting.remote import DraftClient
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
     from deployments.transport.messages import Codec
@@ -43,7 +42,9 @@ class Router:
         draft_pool: DeploymentHandle[Any] | None,
     ) -> None:
         from deployments.metrics import RouterMetrics
+        from deployments.router.drafting.chain import make_drafters
         from deployments.router.drafting.overlap import make_overlap
+        from deployments.router.drafting.remote import PooledDrafter
         from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.policy.dynamic_gamma import make_controller
         from deployments.router.speculation import Policies
@@ -51,13 +52,15 @@ class Router:
 
         self._args = args
         target_info = await target_group.info.remote()
-        max_drafted_len = 0
-        drafts: DraftClient | None = None
+        pool = None
         if draft_pool is not None:
-            with_streams = args.has_streams(args.num_draft_replicas)
-            drafts = _client(draft_pool, "propose", PROPOSE, with_streams=with_streams)
             draft_info = await draft_pool.info.remote()
-            max_drafted_len = min(target_info.max_model_len, draft_info.max_model_len)
+            with_streams = args.has_streams(args.num_draft_replicas)
+            pool = PooledDrafter(
+                _client(draft_pool, "propose", PROPOSE, with_streams=with_streams),
+                timeout_s=args.draft_timeout_s,
+                max_model_len=draft_info.max_model_len,
+            )
         self._controllers = {args.gamma: make_controller(args.gamma)}
         self._loop = RoundLoop(
             targets=_client(
@@ -66,16 +69,15 @@ class Router:
                 VERIFY,
                 with_streams=args.has_streams(args.num_target_groups),
             ),
-            drafts=drafts,
+            drafters=make_drafters(args.drafters, pool),
             policies=Policies(
                 gamma=self._controllers[args.gamma],
                 overlap=make_overlap(args.overlap),
                 max_gamma=args.num_speculative_tokens,
-                max_drafted_len=max_drafted_len,
+                max_model_len=target_info.max_model_len,
             ),
             observer=RouterMetrics(),
             options=LoopOptions(
-                draft_timeout_s=args.draft_timeout_s,
                 verify_timeout_s=args.verify_timeout_s,
                 recovery_timeout_s=args.recovery_timeout_s,
             ),

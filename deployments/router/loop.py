@@ -7,14 +7,12 @@ prefill never holds up the others.
 """
 
 import asyncio
-import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from deployments.router.digest import Digest
-from deployments.router.drafting.remote import NO_DRAFT, DraftClient, release_on
+from deployments.router.drafting.protocol import Drafter
 from deployments.router.live import Live
 from deployments.router.policy.gamma import GammaController, Outcome
 from deployments.router.round import (
@@ -26,13 +24,13 @@ from deployments.router.round import (
     outcome,
     verify_request,
 )
-from deployments.router.sequence import Placement
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies, Speculated, Speculation
-from deployments.transport.worker_client import WorkerClient
+from deployments.router.tasks import BackgroundTasks
+from deployments.transport.worker_client import WorkerClient, release_on
 from workers.backlog import MAX_CATCH_UP
 from workers.errors import WorkerLostError, internal_error
-from workers.types import Reply, VerifyRequest, VerifyResult
+from workers.types import NO_DRAFTS, Reply, VerifyRequest, VerifyResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +47,6 @@ ABANDON_S = 5.0
 class LoopOptions:
     """Deadlines, all in seconds."""
 
-    draft_timeout_s: float = 1.0
-    """How long a round waits for drafts before it goes on without."""
     verify_timeout_s: float = 120.0
     """How long a target may be silent before its sequences move on."""
     recovery_timeout_s: float = 60.0
@@ -64,27 +60,20 @@ class RoundLoop:
         self,
         *,
         targets: TargetClient,
-        drafts: DraftClient | None,
+        drafters: Sequence[Drafter],
         policies: Policies,
         observer: RoundObserver,
         options: LoopOptions,
         clock: Callable[[], float],
     ) -> None:
         self._targets = targets
-        self._drafts = drafts
         self._options = options
         self._clock = clock
-        self._speculation = Speculation(
-            drafts,
-            policies,
-            timeout_s=options.draft_timeout_s,
-            on_done=self._release,
-            clock=clock,
-        )
+        self._speculation = Speculation(drafters, policies, clock=clock)
         self._digest = Digest(self._speculation.observe, observer)
         self._live: dict[str, Live] = {}
         self._busy_targets: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._is_closed = False
 
     @property
@@ -113,15 +102,13 @@ class RoundLoop:
         elif live.own_round is not None and sequence.target.replica_id is not None:
             live.own_round.cancel()  # it may be a long prefill; its end releases
         elif live.own_round is not None:
-            self._spawn(self._abandon(live.own_round, sequence.seq_id))
+            self._tasks.spawn(self._abandon(live.own_round, sequence.seq_id))
 
     async def close(self) -> None:
         """Stop all rounds; the sequences are lost."""
         self._is_closed = True
-        self._speculation.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
+        await self._speculation.close()
 
     def _start_rounds(self, *, free_target: str | None = None) -> list[Live]:
         """Start whatever can start: called whenever a sequence becomes ready.
@@ -147,11 +134,11 @@ class RoundLoop:
                 live.in_round = True
                 groups.setdefault(target.replica_id, []).append(live)
         if waiting:
-            contextvars.Context().run(self._speculation.prepare, waiting)  # see _spawn
+            self._speculation.prefetch_waiting(waiting)
         self._busy_targets.update(groups)
         to_run = groups.pop(free_target, []) if free_target is not None else []
         for replica_id, members in groups.items():
-            self._spawn(self._run_rounds(replica_id, members))
+            self._tasks.spawn(self._run_rounds(replica_id, members))
         return to_run
 
     def _start_own_round(self, live: Live) -> None:
@@ -161,7 +148,7 @@ class RoundLoop:
         ):
             return
         live.in_round = True
-        live.own_round = self._spawn(self._run_own_round(live))
+        live.own_round = self._tasks.spawn(self._run_own_round(live))
         live.own_round.add_done_callback(lambda task: self._end_own_round(live, task))
 
     def _end_own_round(self, live: Live, task: asyncio.Task[None]) -> None:
@@ -263,7 +250,7 @@ class RoundLoop:
             return num_beside
         batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
-        is_overlapped = self._speculation.go_on(speculated)
+        is_overlapped = self._speculation.prefetch(speculated)
         try:
             reply = await self._targets.call(
                 replica_id, batch, timeout_s=self._options.verify_timeout_s
@@ -328,7 +315,7 @@ class RoundLoop:
             sequence = live.sequence
             sequence.target.replica_id = reply.replica_id
             with live.ended_by_errors():
-                draft = speculated.drafts.get(request.seq_id, NO_DRAFT)
+                draft = speculated.drafts.get(request.seq_id, NO_DRAFTS)
                 num_new = commit(sequence, draft, result)
                 num_committed += num_new
                 live.note_progress(num_new)
@@ -360,26 +347,8 @@ class RoundLoop:
         self._digest.run()  # what was learnt of the sequence is forgotten next
         self._speculation.forget(sequence)
         self._release_target(sequence)
-        if self._drafts is not None:
-            self._spawn_release(self._drafts, sequence.draft, sequence.seq_id)
 
     def _release_target(self, sequence: LiveSequence) -> None:
-        self._spawn_release(self._targets, sequence.target, sequence.seq_id)
-
-    def _spawn_release(
-        self, client: TargetClient | DraftClient, placement: Placement, seq_id: str
-    ) -> None:
-        if placement.replica_id is not None:
-            self._spawn(release_on(client, placement.replica_id, [seq_id]))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run `work` in a context of its own.
-
-        A round may be started by a request's task and serve many others. Under that task's
-        context, Serve would give all calls of the round that request's id, confuse those that run
-        at a time, and cancel them when that one client leaves.
-        """
-        task = asyncio.create_task(work, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        replica_id = sequence.target.replica_id
+        if replica_id is not None:
+            self._tasks.spawn(release_on(self._targets, replica_id, [sequence.seq_id]))

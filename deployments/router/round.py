@@ -4,12 +4,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.router.drafting.remote import NO_DRAFT, Draft, Drafts
+from deployments.router.drafting.protocol import Drafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from workers.backlog import MAX_CATCH_UP
 from workers.errors import GenerationFailedError
-from workers.types import VerifyRequest, VerifyResult
+from workers.types import NO_DRAFTS, DraftTokens, VerifyRequest, VerifyResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
-        draft_tokens=drafts.get(sequence.seq_id, NO_DRAFT).tokens,
+        draft_tokens=drafts.get(sequence.seq_id, NO_DRAFTS).tokens,
         prompt_len=sequence.prompt_len,
         sampling=sequence.params.sampling,
         seed=sequence.params.seed,
@@ -62,7 +62,7 @@ def is_prefill(request: VerifyRequest) -> bool:
     return request.base_len == 0 or len(request.new_tokens) > MAX_CATCH_UP
 
 
-def commit(sequence: Sequence, draft: Draft, result: VerifyResult) -> int:
+def commit(sequence: Sequence, draft: DraftTokens, result: VerifyResult) -> int:
     """Take the target's tokens over, of which some may be its `draft`; returns how many.
 
     Raises GenerationFailedError if the target cannot go on with the sequence.
@@ -79,7 +79,7 @@ def commit(sequence: Sequence, draft: Draft, result: VerifyResult) -> int:
 
 
 def outcome(
-    sequence: Sequence, draft: Draft, result: VerifyResult, *, num_committed: int
+    sequence: Sequence, draft: DraftTokens, result: VerifyResult, *, num_committed: int
 ) -> Outcome:
     """What became of a sequence's drafts; counted for its usage as far as it stands in the text."""
     outcome = Outcome(
@@ -90,6 +90,7 @@ def outcome(
         num_committed=num_committed,
         confidences=draft.confidences,
         is_sampled=sequence.is_sampled,
+        source=draft.source,
     )
     counts = sequence.counts
     counts.num_rounds += 1

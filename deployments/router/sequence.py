@@ -115,7 +115,6 @@ class Sequence:
     tokens: list[int]
     """Committed tokens, prompt included. The newest is cached nowhere yet."""
     target: Placement = field(default_factory=Placement)
-    draft: Placement = field(default_factory=Placement)
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     is_cancelled: bool = False
     finish_reason: FinishReason | None = None

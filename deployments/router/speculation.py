@@ -3,18 +3,12 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from deployments.router.drafting.ahead import AheadDrafting, Course
+from deployments.router.drafting.chain import DrafterChain, Turn
 from deployments.router.drafting.overlap import Overlap
-from deployments.router.drafting.remote import (
-    NO_DRAFT,
-    NOTHING,
-    DraftClient,
-    Drafting,
-    Drafts,
-    Wanted,
-)
+from deployments.router.drafting.prefetch import PrefetchingDrafter, PrefetchRequest
+from deployments.router.drafting.protocol import Drafter, DraftRequest, Drafts
 from deployments.router.policy.gamma import (
     Candidate,
     Decision,
@@ -24,8 +18,11 @@ from deployments.router.policy.gamma import (
     Reason,
 )
 from deployments.router.sequence import Sequence as LiveSequence
+from workers.types import NO_DRAFTS
 
 logger = logging.getLogger(__name__)
+
+Requests = dict[PrefetchingDrafter, list[DraftRequest]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +32,8 @@ class Policies:
     gamma: GammaController
     overlap: Overlap
     max_gamma: int
-    max_drafted_len: int
-    """The longest sequence, drafts included, that both workers can hold."""
+    max_model_len: int
+    """The longest sequence, drafts included, that the target can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +42,11 @@ class Speculated:
 
     reason: Reason
     drafts: Drafts
-    """To verify, by sequence id."""
-    courses: tuple[Course, ...] = ()
-    """Of the sequences that were to be drafted."""
+    """The drafts to verify."""
+    prefetchable: dict[PrefetchingDrafter, list[PrefetchRequest]] = field(default_factory=dict)
+    """What each remote drafter may go on with during the verification."""
     num_drafted: int = 0
-    """Sequences that drafters were asked for."""
+    """Sequences that drafters were asked for in this round."""
     longest_draft: int = 0
     is_typical: bool = False
     """Whether the drafters did nothing but make these drafts."""
@@ -67,24 +64,15 @@ class Speculation:
     """
 
     def __init__(
-        self,
-        client: DraftClient | None,
-        policies: Policies,
-        *,
-        timeout_s: float,
-        on_done: Callable[[LiveSequence], None],
-        clock: Callable[[], float],
+        self, drafters: Sequence[Drafter], policies: Policies, *, clock: Callable[[], float]
     ) -> None:
-        """`on_done` is told of sequences that ended while a drafter was at work on them."""
+        """The first of the drafters that has something to say speaks for a sequence."""
         self.gamma = policies.gamma
-        self._last_gamma = 0
-        """The longest draft that was wanted in the last round."""
         self._policies = policies
         self._clock = clock
-        self._drafting: Drafting | None = None
-        if client is not None:
-            self._drafting = Drafting(client, timeout_s=timeout_s, on_done=on_done)
-            self._ahead = AheadDrafting(self._drafting, on_done=on_done)
+        self._chain = DrafterChain(drafters)
+        self._last_gamma = 0
+        """The longest draft that was wanted in the last round."""
 
     async def draft(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> Speculated:
         """Drafts for a round of these sequences; for some or all of them there may be none.
@@ -97,88 +85,109 @@ class Speculation:
         return speculated
 
     async def _draft(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> Speculated:
-        decision = self.gamma.choose(self._candidates(sequences), num_beside=num_beside)
-        wanted = [
-            Wanted(sequence=sequence, gamma=gamma, stop_below=stop_below)
-            for sequence, gamma, stop_below in zip(
-                sequences, decision.gammas, decision.stop_below, strict=True
-            )
-            if gamma > 0
-        ]
+        turns = [self._turn_of(sequence) for sequence in sequences]
+        decision = self.gamma.choose([_candidate(turn) for turn in turns], num_beside=num_beside)
         self._last_gamma = max(decision.gammas, default=0)
-        ready = self._drafting.take_ready(wanted) if self._drafting is not None else []
-        if not ready or self._drafting is None:
+        in_hand, requests = self._take_turns(turns, decision)
+        if not in_hand and not requests:
             return Speculated(reason=decision.reason, drafts={})
         started = self._clock()
-        is_after_overlap = any(of_sequence.sequence in self._ahead for of_sequence in ready)
-        drafts = await self._ahead.take(ready) if is_after_overlap else {}
-        missing = [w for w in ready if w.sequence.seq_id not in drafts]
-        proposed = await self._drafting.propose(missing) if missing else NOTHING
-        drafts |= proposed.drafts
+        proposed = await self._chain.propose(requests)
+        drafts = in_hand | proposed.drafts
         num_others = num_beside + len(sequences) - len(drafts)
         kept = self._keep(decision, sequences, drafts, num_others=num_others)
-        longest = max((len(draft.tokens) for draft in drafts.values()), default=0)
+        wanted = [request.k for asked in requests.values() for request in asked]
+        made = [len(d.tokens) for d in (proposed.drafts if requests else drafts).values()]
         return Speculated(
             reason=decision.reason,
             drafts=kept,
-            courses=tuple(_course(of_sequence, drafts, kept) for of_sequence in ready),
-            num_drafted=len(missing),
-            longest_draft=longest or max(of_sequence.gamma for of_sequence in ready),
-            is_typical=proposed.is_typical and not is_after_overlap,
-            is_after_overlap=is_after_overlap,
+            prefetchable={
+                drafter: [_prefetchable(request, drafts, kept) for request in asked]
+                for drafter, asked in requests.items()
+            },
+            num_drafted=proposed.num_asked if requests else len(drafts),
+            longest_draft=max(made, default=0) or max(wanted, default=0),
+            # that drafts in hand took no time says nothing of remote ones
+            is_typical=proposed.is_typical if requests else not self._chain.remote,
+            is_after_overlap=proposed.is_after_prefetch,
             draft_s=self._clock() - started,
             compute_s=proposed.compute_s,
         )
 
-    def go_on(self, speculated: Speculated) -> bool:
+    def prefetch(self, speculated: Speculated) -> bool:
         """Let drafters go on while these drafts are verified, if that pays; whether they do."""
-        if not speculated.courses:
+        if not speculated.prefetchable:
             return False
-        does_go_on = False
+        num_prefetching = 0
         with _no_drafts_instead():
-            does_go_on = self._policies.overlap.choose() and self._ahead.start(speculated.courses)
-        return does_go_on
+            if self._policies.overlap.choose():
+                for drafter, requests in speculated.prefetchable.items():
+                    num_prefetching += drafter.prefetch(requests)
+        return num_prefetching > 0
 
-    def prepare(self, waiting: Sequence[LiveSequence]) -> None:
+    def prefetch_waiting(self, waiting: Sequence[LiveSequence]) -> None:
         """Let drafters begin with sequences that wait for a target that is busy, if that pays."""
         with _no_drafts_instead():
-            self._prepare(waiting)
+            if self._chain.remote and self._last_gamma and self._policies.overlap.choose():
+                self._prefetch_waiting(waiting)
 
-    def _prepare(self, waiting: Sequence[LiveSequence]) -> None:
-        if not self._last_gamma or self._drafting is None or not self._policies.overlap.choose():
-            return
-        wanted = [
-            Wanted(sequence=sequence, gamma=min(self._last_gamma, self._most_drafts(sequence)))
-            for sequence in waiting
-            if sequence not in self._ahead
-        ]
-        ready = self._drafting.take_ready(
-            [of_sequence for of_sequence in wanted if of_sequence.gamma]
-        )
-        self._ahead.start([Course(sequence=w.sequence, gamma=w.gamma - 1) for w in ready])
+    def _prefetch_waiting(self, waiting: Sequence[LiveSequence]) -> None:
+        requests: dict[PrefetchingDrafter, list[PrefetchRequest]] = {}
+        for turn in map(self._turn_of, waiting):
+            self._chain.catch_up(turn)
+            if turn.remote is not None and turn.sequence not in turn.remote:
+                gamma = min(self._last_gamma, turn.max_tokens)
+                # the next token is drafted too, though there is no verification before it
+                request = PrefetchRequest(sequence=turn.sequence, gamma=gamma - 1)
+                requests.setdefault(turn.remote, []).append(request)
+        for drafter, asked in requests.items():
+            drafter.prefetch(asked)
 
     def foresee(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> None:
         """Think about the next round of these sequences while this one is under way."""
         with _no_drafts_instead():
-            self.gamma.prepare(self._candidates(sequences), num_beside=num_beside)
+            candidates = [_candidate(self._turn_of(sequence)) for sequence in sequences]
+            self.gamma.prepare(candidates, num_beside=num_beside)
 
     def observe(self, observed: ObservedRound) -> None:
         """Learn from a round."""
         self.gamma.observe(observed)
-        self._policies.overlap.observe(observed)
+        sources = {outcome.source for outcome in observed.outcomes}
+        if not sources or sources & {drafter.source for drafter in self._chain.remote}:
+            self._policies.overlap.observe(observed)
 
     def forget(self, sequence: LiveSequence) -> None:
         """A sequence has ended."""
-        if self._drafting is not None:
-            self._drafting.forget(sequence)
-            self._ahead.forget(sequence)
+        self._chain.forget(sequence)
         with _no_drafts_instead():
             self.gamma.forget(sequence.seq_id)
 
-    def close(self) -> None:
-        if self._drafting is not None:
-            self._drafting.close()
-            self._ahead.close()
+    async def close(self) -> None:
+        """End what drafters do in the background."""
+        await self._chain.close()
+
+    def _turn_of(self, sequence: LiveSequence) -> Turn:
+        """A round commits one token more than it accepts, so the last one needs no draft."""
+        room = self._policies.max_model_len - len(sequence.tokens)
+        most = min(self._policies.max_gamma, sequence.num_remaining - 1, room)
+        return self._chain.turn_of(sequence, most)
+
+    def _take_turns(self, turns: Sequence[Turn], decision: Decision) -> tuple[Drafts, Requests]:
+        """The drafts in hand, as far as they are wanted, and what to ask remote drafters for."""
+        in_hand: Drafts = {}
+        requests: Requests = {}
+        for turn, gamma, stop_below in zip(
+            turns, decision.gammas, decision.stop_below, strict=True
+        ):
+            if gamma == 0:
+                continue
+            self._chain.catch_up(turn)
+            if turn.in_hand.tokens:
+                in_hand[turn.sequence.seq_id] = turn.in_hand.first(gamma)
+            elif turn.remote is not None:
+                request = DraftRequest(sequence=turn.sequence, k=gamma, stop_below=stop_below)
+                requests.setdefault(turn.remote, []).append(request)
+        return in_hand, requests
 
     def _keep(
         self,
@@ -188,41 +197,23 @@ class Speculation:
         *,
         num_others: int,
     ) -> Drafts:
-        """Those that are worth verifying."""
+        """The drafts that are worth verifying."""
         drafted = [
             Drafted(
                 seq_id=sequence.seq_id,
                 num_draft_tokens=len(draft.tokens),
                 confidences=draft.confidences,
                 is_sampled=sequence.is_sampled,
+                source=draft.source,
             )
             for sequence in sequences
             if (draft := drafts.get(sequence.seq_id)) is not None
         ]
         kept = self.gamma.keep(decision, drafted, num_others=num_others)
         return {
-            of_sequence.seq_id: drafts[of_sequence.seq_id].first(num_kept)
-            for of_sequence, num_kept in zip(drafted, kept, strict=True)
+            entry.seq_id: drafts[entry.seq_id].first(num_kept)
+            for entry, num_kept in zip(drafted, kept, strict=True)
         }
-
-    def _candidates(self, sequences: Sequence[LiveSequence]) -> list[Candidate]:
-        return [
-            Candidate(
-                seq_id=sequence.seq_id,
-                max_gamma=self._most_drafts(sequence),
-                is_sampled=sequence.is_sampled,
-                is_catching_up=self._drafting is not None
-                and self._drafting.is_catching_up(sequence),
-            )
-            for sequence in sequences
-        ]
-
-    def _most_drafts(self, sequence: LiveSequence) -> int:
-        """A round commits one token more than it accepts, so the last one needs no draft."""
-        if self._drafting is None:
-            return 0
-        room = self._policies.max_drafted_len - len(sequence.tokens)
-        return max(0, min(self._policies.max_gamma, sequence.num_remaining - 1, room))
 
 
 @contextmanager
@@ -234,12 +225,23 @@ def _no_drafts_instead() -> Iterator[None]:
         logger.exception("the draft side has failed; the round goes on without drafts")
 
 
-def _course(wanted: Wanted, drafts: Drafts, kept: Drafts) -> Course:
-    seq_id = wanted.sequence.seq_id
-    return Course(
-        sequence=wanted.sequence,
-        gamma=wanted.gamma,
-        stop_below=wanted.stop_below,
-        foreseen=drafts.get(seq_id, NO_DRAFT),
-        num_verified=len(kept.get(seq_id, NO_DRAFT).tokens),
+def _candidate(turn: Turn) -> Candidate:
+    return Candidate(
+        seq_id=turn.sequence.seq_id,
+        max_gamma=turn.max_tokens,
+        source=turn.source,
+        is_sampled=turn.sequence.is_sampled,
+        is_catching_up=turn.is_catching_up,
+        is_free=bool(turn.in_hand.tokens),
+    )
+
+
+def _prefetchable(request: DraftRequest, drafts: Drafts, kept: Drafts) -> PrefetchRequest:
+    seq_id = request.sequence.seq_id
+    return PrefetchRequest(
+        sequence=request.sequence,
+        gamma=request.k,
+        stop_below=request.stop_below,
+        predicted=drafts.get(seq_id, NO_DRAFTS),
+        num_verified=len(kept.get(seq_id, NO_DRAFTS).tokens),
     )

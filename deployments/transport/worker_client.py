@@ -5,10 +5,14 @@ sequences' truth is in the router, so it asks again elsewhere. WorkerFailedError
 what the call carried may be the cause.
 """
 
+import logging
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from workers.errors import WorkerLostError
 from workers.types import Reply
+
+logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", contravariant=True)
 ResultT = TypeVar("ResultT")
@@ -33,3 +37,14 @@ class WorkerClient(Protocol[RequestT, ResultT]):
     async def find(self) -> str:
         """The id of a replica that answers now; raises WorkerLostError."""
         ...
+
+
+async def release_on(
+    client: WorkerClient[Any, Any], replica_id: str | None, seq_ids: Sequence[str]
+) -> None:
+    """Free sequences on a replica, or on all; that it cannot be told is logged."""
+    try:
+        await client.release(replica_id, seq_ids)
+    except WorkerLostError as error:
+        # a replica that is gone holds nothing; one that lives forgets idle sequences by itself
+        logger.info("%s not released on %s: %s", seq_ids, replica_id or "any", error)

@@ -15,7 +15,9 @@ from deployments.api.http import HttpOptions, make_app
 from deployments.metrics import RouterMetrics
 from deployments.replicas.step_loop import StepLoop
 from deployments.router.admission import AdmissionLimits
+from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import make_overlap
+from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.dynamic_gamma import make_controller
@@ -44,7 +46,9 @@ MAX_BATCHED_TOKENS = 32
 """Small, so that prompts take several steps."""
 MAX_REQUEST_BYTES = 2**20
 REST_TIMEOUT_S = 10.0
-OPTIONS = LoopOptions(draft_timeout_s=10.0, verify_timeout_s=30.0, recovery_timeout_s=2.0)
+DRAFT_TIMEOUT_S = 10.0
+DRAFTERS = ("prompt_lookup", "model")
+OPTIONS = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +158,17 @@ class Rig:
             StreamClient(self._draft, PROPOSE, clock=time.monotonic),
         )
         info = self._target.loop.worker.info
+        pool = PooledDrafter(
+            self._clients[1], timeout_s=DRAFT_TIMEOUT_S, max_model_len=info.max_model_len
+        )
         self._loop = RoundLoop(
             targets=self._clients[0],
-            drafts=self._clients[1],
+            drafters=make_drafters(DRAFTERS, pool),
             policies=Policies(
                 gamma=make_controller(0),
                 overlap=make_overlap("off"),
                 max_gamma=MAX_GAMMA,
-                max_drafted_len=info.max_model_len,
+                max_model_len=info.max_model_len,
             ),
             observer=RouterMetrics(),
             options=OPTIONS,

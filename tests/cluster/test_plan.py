@@ -359,6 +359,19 @@ def test_the_bundled_pair_fits_a_laptop(tmp_path: Path, caplog: pytest.LogCaptur
     assert "All of it fits." in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("drafter", "roles"),
+    [
+        ("prompt_lookup", ["target"]),
+        ("none", ["target"]),
+        ("prompt_lookup,model", ["target", "draft"]),
+    ],
+)
+def test_drafts_are_planned_for_a_draft_model_only(drafter: str, roles: list[str]) -> None:
+    plan = make_plan_of({"drafter": drafter}, LAPTOP)
+    assert [role.name for role in plan.fleet.roles] == roles
+
+
 def test_figures_of_a_large_model(llamas: dict[str, object]) -> None:
     plan = make_plan_of({**llamas, "tensor_parallel_size": 4, "num_draft_replicas": 4}, EIGHT_H100)
     assert plan.problems == ()

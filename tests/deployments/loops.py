@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import FixedOverlap
+from deployments.router.drafting.protocol import Drafter
+from deployments.router.drafting.remote import DraftClient, PooledDrafter
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.dynamic_gamma import make_controller
 from deployments.router.sequence import Delta, GenerationParams
@@ -27,7 +30,7 @@ CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 SAMPLED = SamplingParams(temperature=0.8)
 GREEDY = SamplingParams(temperature=0.0)
 NUM_TOKENS = 40
-FAST = LoopOptions(draft_timeout_s=5.0, verify_timeout_s=30.0, recovery_timeout_s=30.0)
+FAST = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=30.0)
 
 
 @dataclass(frozen=True)
@@ -85,24 +88,33 @@ async def running_loop(
     gamma: int | Literal["dynamic"] = 4,
     overlap: bool = False,
     drafts: LocalWorkers | ScriptedDrafter | None = None,
+    drafter: str = "model",
+    drafters: Sequence[Drafter] | None = None,
+    draft_timeout_s: float = 5.0,
     num_targets: int = 1,
     targets: LocalWorkers | None = None,
     options: LoopOptions = FAST,
     cache: CacheOptions = CACHE,
     max_gamma: int = 8,
+    max_model_len: int = 256,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
+    """`drafters` come in place of those that `drafter` names."""
+    if drafters is None:
+        drafters = drafters_of(
+            drafter, drafts, timeout_s=draft_timeout_s, max_model_len=max_model_len
+        )
     targets = targets or LocalWorkers(
         lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
     )
     observer = RecordingObserver()
     loop = RoundLoop(
         targets=targets,
-        drafts=drafts,
+        drafters=drafters,
         policies=Policies(
             gamma=make_controller(gamma),
             overlap=FixedOverlap(is_on=overlap),
             max_gamma=max_gamma,
-            max_drafted_len=256,
+            max_model_len=max_model_len,
         ),
         observer=observer,
         options=options,
@@ -115,6 +127,21 @@ async def running_loop(
         await targets.close()
         if isinstance(drafts, LocalWorkers):
             await drafts.close()
+
+
+def drafters_of(
+    drafter: str,
+    drafts: DraftClient | None,
+    *,
+    timeout_s: float = 5.0,
+    max_model_len: int = 256,
+) -> list[Drafter]:
+    """The drafters that the option `drafter` names; "model" only if there are `drafts`."""
+    names = [name for name in drafter.split(",") if drafts is not None or name != "model"]
+    pool = None
+    if drafts is not None:
+        pool = PooledDrafter(drafts, timeout_s=timeout_s, max_model_len=max_model_len)
+    return make_drafters(names, pool)
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -15,6 +15,7 @@ from deployments.api.completions import CompletionRequest
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
 from deployments.router.drafting.overlap import FixedOverlap
+from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.gamma import FixedGamma
@@ -75,12 +76,12 @@ async def local_serving(
     info = next(iter(targets.replicas.values())).worker.info
     loop = RoundLoop(
         targets=targets,
-        drafts=drafts,
+        drafters=[PooledDrafter(drafts, timeout_s=1.0, max_model_len=info.max_model_len)],
         policies=Policies(
             gamma=FixedGamma(gamma),
             overlap=FixedOverlap(is_on=False),
             max_gamma=8,
-            max_drafted_len=info.max_model_len,
+            max_model_len=info.max_model_len,
         ),
         observer=RecordingObserver(),
         options=LoopOptions(recovery_timeout_s=RECOVERY_TIMEOUT_S),

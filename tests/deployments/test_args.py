@@ -7,7 +7,10 @@ import yaml
 from pydantic import ValidationError
 
 from cluster import bundled
-from deployments.args import AppArgs, DrafterKind
+from cluster.options import DRAFTERS
+from deployments.args import AppArgs
+from deployments.router.drafting import remote
+from deployments.router.drafting.chain import LOCAL_DRAFTERS
 
 
 def test_defaults_serve_the_bundled_pair() -> None:
@@ -29,9 +32,32 @@ def test_strings_of_the_command_line_are_converted() -> None:
         }
     )
     assert (args.gamma, args.kv_cache_gib, args.max_model_len) == (2, 0.5, 512)
-    assert args.drafter is DrafterKind.NONE
-    assert args.draft_model is None
+    assert (args.drafters, args.draft_model) == ((), None)
     assert str(args.num_draft_replicas) == "1:4"
+
+
+@pytest.mark.parametrize(
+    ("value", "drafters", "has_model"),
+    [
+        ("model", ("model",), True),
+        ("prompt_lookup", ("prompt_lookup",), False),
+        ("prompt_lookup, model", ("prompt_lookup", "model"), True),
+        (["model", "prompt_lookup"], ("model", "prompt_lookup"), True),
+        ("none", (), False),
+        (["none"], (), False),
+    ],
+)
+def test_drafters_are_a_list_with_commas_or_one_of_yaml(
+    value: object, drafters: tuple[str, ...], has_model: bool
+) -> None:
+    args = AppArgs.model_validate({"drafter": value})
+    assert args.drafters == drafters
+    assert args.draft_model == (bundled.DRAFT_NAME if has_model else None)
+    assert AppArgs.model_validate(args.model_dump(mode="json")) == args
+
+
+def test_every_drafter_that_can_be_named_is_there() -> None:
+    assert {*DRAFTERS} == {*LOCAL_DRAFTERS, remote.SOURCE}
 
 
 def test_words_that_yaml_takes_for_truth_values_are_what_was_written() -> None:
@@ -70,9 +96,19 @@ def test_replica_ranges_become_serve_options(value: object, options: dict[str, A
         ({"gamma": "17"}, ["gamma=17", "num_speculative_tokens=16", "raise the latter"]),
         ({"gamma": "-1"}, ["gamma", "greater than or equal to 0"]),
         ({"gamma": "four"}, ["gamma", "integer", "'four'"]),
-        ({"drafter": "early_exit"}, ["drafter=early_exit is not available yet"]),
-        ({"drafter": "magic"}, ["drafter", "'model' or 'none'", "'magic'"]),
+        ({"drafter": "magic"}, ["drafter is 'magic'; it must be 'model', 'prompt_lookup'"]),
+        (
+            {"drafter": "model,prompt_lokup"},
+            ["no drafter 'prompt_lokup'", "did you mean 'prompt_lookup'?", "'none' or a list"],
+        ),
+        ({"drafter": "model,"}, ["drafter is 'model,'", "no drafter ''"]),
+        ({"drafter": ""}, ["drafter is ''", "it must be 'model'"]),
+        ({"drafter": "model,model"}, ["drafter is 'model,model'", "twice", "name each once"]),
+        ({"drafter": "none,model"}, ["'none' means no drafter", "drop it, or the others"]),
+        ({"drafter": "model,none"}, ["'none' means no drafter"]),
         ({"target": "org/model"}, ["target=org/model needs a draft model", "drafter=none"]),
+        ({"target": "org/model", "drafter": "prompt_lookup,model"}, ["needs a draft model"]),
+        ({"draft": "x", "drafter": "prompt_lookup"}, ["not used with drafter=prompt_lookup"]),
         ({"draft": "x", "drafter": "none"}, ["draft=x is not used"]),
         ({"num_draft_replicas": "4:1"}, ["4:1", "maximum below its minimum"]),
         ({"num_draft_replicas": "few"}, ["'few'", "like 2 or 1:4"]),

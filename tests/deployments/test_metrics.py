@@ -62,18 +62,22 @@ def test_every_row_of_the_table_is_a_metric_and_no_other_is(recorded: Recorded) 
     assert sorted(recorded.made) == sorted(row.name for row in rows())
 
 
-def outcome(num_draft_tokens: int, num_accepted: int, num_committed: int) -> Outcome:
+def outcome(num_draft_tokens: int, num_accepted: int, num_committed: int, source: str) -> Outcome:
     return Outcome(
         seq_id="s",
         num_draft_tokens=num_draft_tokens,
         num_tested=min(num_accepted + 1, num_draft_tokens),
         num_accepted=num_accepted,
         num_committed=num_committed,
+        source=source,
     )
 
 
 def test_tokens_are_counted_as_far_as_they_stand_in_a_text(recorded: Recorded) -> None:
-    outcomes = (outcome(4, 3, 4), outcome(2, 2, 1))  # the second text ended with its first token
+    outcomes = (
+        outcome(4, 3, 4, "model"),
+        outcome(2, 2, 1, "prompt_lookup"),  # this text ended with its first token
+    )
     record = RoundRecord(
         outcomes=outcomes,
         reason=Reason.BEST,
@@ -100,10 +104,13 @@ def test_tokens_are_counted_as_far_as_they_stand_in_a_text(recorded: Recorded) -
         for (name, label), value in recorded.values.items()
     }
     assert values == {
-        "spec_decode_num_drafts": 2,
-        "spec_decode_num_draft_tokens": 6,
-        "spec_decode_num_tested_tokens": 5,
-        "spec_decode_num_accepted_tokens": 3,
+        "spec_decode_num_draftsmodel": 1,
+        "spec_decode_num_draftsprompt_lookup": 1,
+        "spec_decode_num_draft_tokensmodel": 4,
+        "spec_decode_num_draft_tokensprompt_lookup": 2,
+        "spec_decode_num_tested_tokensmodel": 4,
+        "spec_decode_num_tested_tokensprompt_lookup": 1,
+        "spec_decode_num_accepted_tokensmodel": 3,
         "spec_decode_num_accepted_tokens_per_pos0": 1,
         "spec_decode_num_accepted_tokens_per_pos1": 1,
         "spec_decode_num_accepted_tokens_per_pos2": 1,

@@ -18,7 +18,11 @@ from workers.errors import ConfigError
             {"num_draft_replicas": "4:1"},
             "num_draft_replicas: 4:1 has its maximum below its minimum",
         ),
-        ({"drafter": "magic"}, "drafter is 'magic'; it must be 'model' or 'none'"),
+        (
+            {"drafter": "magic"},
+            "drafter is 'magic'; it must be 'model', 'prompt_lookup', 'none' or a list like "
+            "'prompt_lookup,model'",
+        ),
         ({"kv_cache_gib": "nan"}, "kv_cache_gib is 'nan'; it must be a finite number"),
         ({"kv_cache_gib": "0"}, "kv_cache_gib is '0'; it must be above 0"),
         ({"recovery_timeout_s": "inf"}, "recovery_timeout_s is 'inf'; it must be a finite number"),
@@ -37,7 +41,8 @@ from workers.errors import ConfigError
         (
             {"target": "org/model"},
             "target=org/model needs a draft model: give draft=<a smaller model with the same "
-            "vocabulary>, or drafter=none for plain decoding",
+            "vocabulary>, drafter=prompt_lookup to guess from the text itself, or drafter=none for "
+            "plain decoding",
         ),
     ],
     ids=str,

@@ -68,3 +68,14 @@ def test_models_and_memory_are_named_before_the_start() -> None:
     assert "drafter=none" in said[1]
     elsewhere = list(before_start(Preflight(args=AppArgs(target="big", draft="small"), models=())))
     assert elsewhere[:2] == ["target: big", "drafts: small"]
+
+
+def test_drafters_are_named_in_their_turn() -> None:
+    def drafts(**options: Any) -> str:
+        said = list(before_start(Preflight(args=AppArgs(target="big", **options), models=())))
+        return said[1]
+
+    assert drafts(drafter="prompt_lookup") == "drafts: prompt_lookup"
+    assert drafts(drafter="prompt_lookup,model", draft="small") == (
+        "drafts: prompt_lookup; where it has none, small"
+    )

@@ -17,6 +17,11 @@ class Candidate:
     seq_id: str
     max_gamma: int
     """What the tokens left and the configured maximum allow; 0 where there is no drafter."""
+    source: str = ""
+    """Which drafter would draft it."""
+    is_free: bool = False
+    """Whether its drafts are in hand, so that only verifying them costs anything; `max_gamma` is
+    how many there are."""
     is_sampled: bool = False
     """Whether its tokens are drawn, not the likeliest ones."""
     is_catching_up: bool = False
@@ -36,6 +41,8 @@ class Outcome:
     confidences: tuple[float, ...] = ()
     """The drafter's, per draft token; empty where it did not say."""
     is_sampled: bool = False
+    source: str = ""
+    """Which drafter the drafts were from."""
 
     @property
     def num_accepted_in_text(self) -> int:
@@ -55,6 +62,8 @@ class Drafted:
     num_draft_tokens: int
     confidences: tuple[float, ...]
     is_sampled: bool = False
+    source: str = ""
+    """Which drafter they are from."""
 
 
 class Reason(StrEnum):

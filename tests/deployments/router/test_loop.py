@@ -150,8 +150,11 @@ class TestExactness:
 class TestDrafters:
     async def test_a_slow_drafter_costs_its_deadline_and_no_token(self, models: Models) -> None:
         drafts = model_drafts(models)
-        options = LoopOptions(draft_timeout_s=0.01)
-        async with running_loop(models, drafts=drafts, options=options) as (loop, _, observer):
+        async with running_loop(models, drafts=drafts, draft_timeout_s=0.01) as (
+            loop,
+            _,
+            observer,
+        ):
             drafts.delay_s = 0.1
             (stream,) = await run_all(loop, [make_params(1)], concurrency=1)
             assert len(stream.token_ids) == NUM_TOKENS

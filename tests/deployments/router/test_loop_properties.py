@@ -15,15 +15,20 @@ from typing import Any
 
 import pytest
 
+from deployments.router.drafting.lookup import PromptLookup
 from deployments.router.drafting.overlap import FixedOverlap
+from deployments.router.drafting.protocol import Drafter
+from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.gamma import FixedGamma
 from deployments.router.sequence import GenerationParams
+from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies
 from tests.deployments.loops import Stream
 from tests.fakes import RecordingObserver
 from workers.errors import GenerationFailedError, WorkerFailedError, WorkerLostError
 from workers.types import (
+    DraftTokens,
     ProposeRequest,
     ProposeResult,
     Reply,
@@ -259,18 +264,19 @@ class Policy(FixedGamma):
 
 async def run_case(seed: int) -> None:
     world = World.draw(seed)
-    targets, drafters, observer = Targets(world), Drafters(world), RecordingObserver()
+    targets, replicas, observer = Targets(world), Drafters(world), RecordingObserver()
+    drafters = draw_drafters(world, replicas)
     loop = RoundLoop(
         targets=targets,
-        drafts=drafters if world.happens(0.9) else None,
+        drafters=drafters,
         policies=Policies(
             gamma=Policy(world),
             overlap=FixedOverlap(is_on=world.happens(0.5)),
             max_gamma=8,
-            max_drafted_len=400,
+            max_model_len=400,
         ),
         observer=observer,
-        options=LoopOptions(draft_timeout_s=1.0, verify_timeout_s=5.0, recovery_timeout_s=20.0),
+        options=LoopOptions(verify_timeout_s=5.0, recovery_timeout_s=20.0),
         clock=time.monotonic,
     )
     streams = [Stream(params) for params in draw_params(world.rng)]
@@ -278,18 +284,42 @@ async def run_case(seed: int) -> None:
     try:
         async with asyncio.timeout(60):
             await asyncio.gather(*[live_through(loop, world, s, cancelled) for s in streams])
-            while is_busy(loop) or any(world.caches.values()) or drafters.held:
+            while is_busy(loop, drafters) or any(world.caches.values()) or replicas.held:
                 await asyncio.sleep(0.001)
-        check(world, loop, streams, cancelled, observer)
+        check(world, loop, drafters, streams, cancelled, observer)
     finally:
         await loop.close()
 
 
-def is_busy(loop: RoundLoop) -> bool:
+class RaisingLookup(PromptLookup):
+    """Prompt lookup that raises at random, and lies."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        super().__init__(**options)
+        self._world = world
+
+    def draft(self, sequence: LiveSequence, max_tokens: int) -> DraftTokens:
+        world = self._world
+        if world.happens(world.drafter_raises / 4):
+            raise LookupError("a drafter")
+        drafts = super().draft(sequence, max_tokens)
+        if world.happens(world.drafter_lies / 4):
+            return DraftTokens(tokens=(-1, 10**9) * 50, confidences=(float("nan"),))
+        return drafts
+
+
+def draw_drafters(world: World, replicas: Drafters) -> list[Drafter]:
+    """Any list of drafters, each at most once, in any order; perhaps none."""
+    pool = PooledDrafter(replicas, timeout_s=1.0, max_model_len=world.rng.choice([60, 400]))
+    drafters: list[Drafter] = [pool, RaisingLookup(world, is_last=world.happens(0.5))]
+    world.rng.shuffle(drafters)
+    return drafters[: world.rng.choice([0, 1, 1, 2, 2])]
+
+
+def is_busy(loop: RoundLoop, drafters: Sequence[Drafter]) -> bool:
     """Whether rounds, drafters or releases are under way; if for ever, the case fails."""
-    drafting = loop._speculation._drafting
-    is_drafting = drafting is not None and (drafting._catching_up or drafting._releasing)
-    return bool(loop.num_live or loop._tasks or is_drafting)
+    pools = [drafter for drafter in drafters if isinstance(drafter, PooledDrafter)]
+    return bool(loop.num_live or loop._tasks or not all(pool.is_idle for pool in pools))
 
 
 def draw_params(rng: random.Random) -> list[GenerationParams]:
@@ -321,15 +351,16 @@ async def live_through(loop: RoundLoop, world: World, stream: Stream, cancelled:
 def check(
     world: World,
     loop: RoundLoop,
+    drafters: Sequence[Drafter],
     streams: Sequence[Stream],
     cancelled: set[str],
     observer: RecordingObserver,
 ) -> None:
     assert (loop.num_live, observer.num_live, loop._busy_targets) == (0, 0, set())
-    speculation = loop._speculation
-    if speculation._drafting is not None:
-        assert not speculation._drafting._given_up
-        assert not speculation._ahead._ahead
+    chain = loop._speculation._chain
+    assert not chain._silenced
+    assert not any(drafter._prefetched for drafter in chain.remote)
+    assert not any(len(d) for d in drafters if isinstance(d, PromptLookup))
     assert world.num_poisoned <= 3
     for stream in streams:
         sequence = stream.sequence

@@ -1,0 +1,158 @@
+"""The drafters of an app in their order: who speaks for a sequence in a round."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from deployments.router.drafting import lookup, remote
+from deployments.router.drafting.lookup import PromptLookup
+from deployments.router.drafting.prefetch import PrefetchingDrafter
+from deployments.router.drafting.protocol import (
+    Drafter,
+    DraftRequest,
+    LocalDrafter,
+    Proposed,
+    RemoteDrafter,
+    sound,
+)
+from deployments.router.drafting.remote import PooledDrafter
+from deployments.router.sequence import Sequence
+from workers.types import NO_DRAFTS, DraftTokens
+
+logger = logging.getLogger(__name__)
+
+LOCAL_DRAFTERS: dict[str, Callable[..., LocalDrafter]] = {lookup.SOURCE: PromptLookup}
+"""The local drafters by name. `is_last` tells them whether another is asked after them."""
+
+
+def make_drafters(names: SequenceOf[str], pool: PooledDrafter | None) -> list[Drafter]:
+    """The drafters of these names, of which "model" is `pool`."""
+    drafters: list[Drafter] = []
+    for index, name in enumerate(names):
+        if name == remote.SOURCE:
+            assert pool is not None, "a draft model needs replicas"
+            drafters.append(pool)
+        else:
+            drafters.append(LOCAL_DRAFTERS[name](is_last=index == len(names) - 1))
+    return drafters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Who speaks for a sequence in a round; nobody if no drafter has drafts or will have some."""
+
+    sequence: Sequence
+    source: str = ""
+    max_tokens: int = 0
+    """The most drafts that can be had."""
+    in_hand: DraftTokens = NO_DRAFTS
+    """The drafts of a local drafter."""
+    remote: PrefetchingDrafter | None = None
+    """The remote drafter that is ready to be asked."""
+    behind: tuple[PrefetchingDrafter, ...] = ()
+    """Remote drafters that would speak if they had the sequence's tokens."""
+    is_catching_up: bool = False
+    """Whether no draft can come yet, as the drafter that would speak is catching up."""
+
+
+class DrafterChain:
+    """Drafters that are asked in turn. One that raises is not asked about that sequence again."""
+
+    def __init__(self, drafters: SequenceOf[Drafter]) -> None:
+        """Remote drafters can be let go on during a verification; see PrefetchingDrafter."""
+        self._drafters = [
+            PrefetchingDrafter(drafter) if isinstance(drafter, RemoteDrafter) else drafter
+            for drafter in drafters
+        ]
+        self.remote = tuple(d for d in self._drafters if isinstance(d, PrefetchingDrafter))
+        self._silenced: set[tuple[str, str]] = set()
+        """Sequence id and source where a drafter has raised: it would again."""
+
+    def turn_of(self, sequence: Sequence, max_tokens: int) -> Turn:
+        """Who speaks: the first drafter with drafts, else the first that has to catch up."""
+        if max_tokens <= 0 or sequence.is_done:
+            return Turn(sequence=sequence)
+        first_behind: Turn | None = None
+        behind: list[PrefetchingDrafter] = []
+        for drafter in self._drafters:
+            turn = None
+            with self._silencing(drafter.source, sequence):
+                if (sequence.seq_id, drafter.source) not in self._silenced:
+                    turn = _ask(drafter, sequence, max_tokens)
+            if turn is None:
+                continue
+            if not turn.behind:
+                return replace(turn, behind=tuple(behind))
+            first_behind = first_behind or turn
+            behind += turn.behind
+        return replace(first_behind or Turn(sequence=sequence), behind=tuple(behind))
+
+    def catch_up(self, turn: Turn) -> None:
+        """Let the drafters that are behind catch up, for later rounds."""
+        for drafter in turn.behind:
+            with self._silencing(drafter.source, turn.sequence):
+                drafter.catch_up(turn.sequence)
+
+    async def propose(
+        self, requests: Mapping[PrefetchingDrafter, SequenceOf[DraftRequest]]
+    ) -> Proposed:
+        """What remote drafters bring."""
+        calls = [drafter.propose(asked) for drafter, asked in requests.items()]
+        # a task of its own would start a turn of the event loop later
+        parts = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        return Proposed.together(parts)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        for drafter in self._drafters:
+            with self._silencing(drafter.source, sequence):
+                drafter.forget(sequence)
+        self._silenced -= {(sequence.seq_id, drafter.source) for drafter in self._drafters}
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        for drafter in self.remote:
+            await drafter.close()
+
+    @contextmanager
+    def _silencing(self, source: str, sequence: Sequence) -> Iterator[None]:
+        """Log what a drafter raises within; it says nothing of this sequence any more."""
+        try:
+            yield
+        except Exception:
+            logger.exception("%s goes on without drafts by %s", sequence.seq_id, source)
+            self._silenced.add((sequence.seq_id, source))
+
+
+def _ask(
+    drafter: LocalDrafter | PrefetchingDrafter, sequence: Sequence, max_tokens: int
+) -> Turn | None:
+    """A drafter's own turn; None where it has nothing to say."""
+    if not isinstance(drafter, PrefetchingDrafter):
+        drafts = sound(
+            drafter.draft(sequence, max_tokens), source=drafter.source, max_tokens=max_tokens
+        )
+        return (
+            Turn(
+                sequence=sequence,
+                source=drafter.source,
+                max_tokens=len(drafts.tokens),
+                in_hand=drafts,
+            )
+            if drafts.tokens
+            else None
+        )
+    offer = drafter.offer(sequence, max_tokens)
+    if offer is None:
+        return None
+    return Turn(
+        sequence=sequence,
+        source=drafter.source,
+        max_tokens=min(offer.max_tokens, max_tokens),
+        remote=drafter if offer.is_ready else None,
+        behind=() if offer.is_ready else (drafter,),
+        is_catching_up=offer.is_catching_up,
+    )
