@@ -10,11 +10,7 @@ from typing import Generic, TypeVar
 
 from workers.errors import ContextLengthError, KVCacheExhaustedError
 from workers.kv_cache import CachedSequence, SequenceTable
-from workers.types import WorkRequest
-
-# More tokens than this are a prefill, which is cut to the token budget of a step.
-MAX_CATCH_UP = 16
-
+from workers.types import WorkRequest, is_prefill_len
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 
@@ -28,7 +24,7 @@ class WorkItem(Generic[RequestT]):
 
     @property
     def is_prefill(self) -> bool:
-        return len(self.remaining) > MAX_CATCH_UP
+        return is_prefill_len(len(self.remaining))
 
 
 class Backlog(Generic[RequestT]):
@@ -63,7 +59,7 @@ class Backlog(Generic[RequestT]):
         Returns None, or the length of the cache when it lacks tokens below `base_len`.
         Raises ContextLengthError if the sequence could never fit.
         """
-        tokens = request.new_tokens + request.assumed_tokens
+        tokens = request.given_tokens
         length = request.base_len + len(tokens)
         if not request.new_tokens or length > self._max_model_len:
             raise ContextLengthError(
