@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from workers import attention
-from workers.attention import AttentionBatch, Chunk, LayerCache, LayerSpec
+from workers.attention_batch import AttentionBatch, LayerCache, LayerSpec, build_batch
 from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import pack_linears
@@ -21,9 +20,12 @@ from workers.loading import load_weights
 from workers.observation import observe_layers
 from workers.paged_kernel import PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
+from workers.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN_TOKEN = 0
+"""What a draft model runs in place of ids that only its target has; drafts may be worse there."""
 # Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -56,7 +58,7 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     num_weight_bytes: int
-    """Of this rank, about."""
+    """Bytes of the weights of this rank, about."""
     text_warnings: tuple[str, ...] = ()
     """Why its texts may depend on more than its weights; see `precision`."""
 
@@ -107,28 +109,16 @@ class Model:
         )
 
     def prepare(
-        self,
-        layers: Sequence[LayerCache],
-        chunks: Sequence[Chunk],
-        tokens: Sequence[int],
-        logit_rows: Sequence[int],
-        *,
-        block_size: int,
+        self, layers: Sequence[LayerCache], plan: StepPlan, *, block_size: int
     ) -> StepInputs:
-        """What `forward` needs to run the chunks' new tokens.
-
-        Args:
-            tokens: the chunks' new tokens, flattened in order.
-            logit_rows: indices into `tokens` of those whose logits are wanted.
-        """
-        positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
+        """What `forward` needs to run a plan; ids that the model lacks become UNKNOWN_TOKEN."""
+        tokens = [t if 0 <= t < self.vocab_size else UNKNOWN_TOKEN for t in plan.tokens]
+        positions = [p for c in plan.chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
         return StepInputs(
             tokens=torch.tensor([tokens], device=self.device),
             positions=torch.tensor([positions], device=self.device),
-            logit_rows=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
-            attention=attention.build_batch(
-                layers, chunks, block_size=block_size, device=self.device
-            ),
+            logit_rows=torch.tensor(plan.logit_rows, dtype=torch.long, device=self.device),
+            attention=build_batch(layers, plan.chunks, block_size=block_size, device=self.device),
         )
 
     @torch.inference_mode()

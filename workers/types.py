@@ -222,8 +222,7 @@ class WorkerInfo:
     """How often `step_times` was measured anew; see Reply."""
 
 
-RequestT = TypeVar("RequestT", bound=WorkRequest)
-ResultT = TypeVar("ResultT", bound=WorkResult)
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

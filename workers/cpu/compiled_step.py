@@ -24,8 +24,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from workers import attention
-from workers.attention import AttentionBatch, LayerCache
+from workers import attention, attention_batch
+from workers.attention_batch import AttentionBatch, LayerCache
 from workers.cpu import kernel as cpu_kernel
 from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
@@ -175,7 +175,7 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     config = model.module.config.to_dict()
     config.pop("_name_or_path", None)
     forward = sys.modules[type(model.module).__module__]
-    own_modules = (attention, cpu_kernel, native, packed_linear, step_probe)
+    own_modules = (attention, attention_batch, cpu_kernel, native, packed_linear, step_probe)
     traced = (forward, *own_modules, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
     shape = {

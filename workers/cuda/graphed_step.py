@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.attention import AttentionBatch, LayerCache
+from workers.attention_batch import AttentionBatch, LayerCache
 from workers.cpu import step_probe
 from workers.errors import first_line
 from workers.model import Model, StepInputs
@@ -39,11 +39,11 @@ class CacheShape:
     block_size: int
     max_model_len: int
     spare_block: int
-    """One that no sequence is given."""
+    """A block that no sequence is given, and that holds finite numbers."""
 
     @property
     def max_blocks(self) -> int:
-        """Of a sequence."""
+        """Blocks that a sequence has at most."""
         return -(-self.max_model_len // self.block_size)
 
 
@@ -55,10 +55,6 @@ class GraphedStep:
     ) -> None:
         """Record all graphs; no other work may be on the device meanwhile."""
         self._forward = model.forward
-        for layer in cache.layers:  # memory that was never written may hold NaN
-            spare = slice(cache.spare_block * cache.block_size, None)
-            layer.keys[spare] = 0
-            layer.values[spare] = 0
         # the largest first: the others find room in its memory
         largest_first = [_Graph(model, cache, size, record) for size in sorted(sizes)[::-1]]
         self._graphs = largest_first[::-1]

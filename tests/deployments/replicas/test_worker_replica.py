@@ -30,6 +30,7 @@ class Worker:
     num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
     has_only_prefills = is_in_group = False
     warnings = ()
+    step_table = SimpleNamespace(is_outdated=False, version=0, measure=lambda: None)
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []
@@ -46,7 +47,7 @@ class Worker:
     def unanswered(self, seq_id: str, **why: Any) -> VerifyResult:
         return VerifyResult(seq_id=seq_id, **why)
 
-    def give_back(self, seq_ids: Iterable[str]) -> list[VerifyResult]:  # noqa: ARG002
+    def report_progress(self, seq_ids: Iterable[str]) -> list[VerifyResult]:  # noqa: ARG002
         return []
 
     def release(self, seq_ids: Iterable[str]) -> None:
@@ -58,7 +59,7 @@ class Worker:
         self._left[request.seq_id] = len(request.new_tokens)
         return []
 
-    def rest(self) -> None:
+    def park_threads(self) -> None:
         pass
 
     def step(self) -> tuple[list[VerifyResult], bool]:

@@ -9,10 +9,11 @@ import torch
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.attention import Chunk, LayerCache
+from workers.attention_batch import LayerCache
 from workers.cuda.graphed_step import GraphedStep
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.step_plan import StepPlan
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest
 
@@ -84,11 +85,11 @@ def _verify_logits(model: Model, layers: Sequence[LayerCache], block_size: int) 
     table = [3, 1, 5, 0, 2, 4, 6][: -(-40 // block_size)]
     logits = torch.empty(0)
     for start, end in ((0, 35), (35, 40)):
-        chunk = Chunk(cached_len=start, num_new=end - start, block_table=table)
-        rows = range(end - start)
-        logits = model.forward(
-            model.prepare(layers, [chunk], tokens[start:end], rows, block_size=block_size)
+        plan = StepPlan()
+        plan.add_chunk(
+            tokens[start:end], cached_len=start, block_table=table, num_logits=end - start
         )
+        logits = model.forward(model.prepare(layers, plan, block_size=block_size))
     return logits.float()
 
 
@@ -125,7 +126,7 @@ def test_graphs_are_used_and_differ_at_near_ties_only(
             Target(load_model(name, dtype="bfloat16", device="cuda"), cache) for _ in range(2)
         )
         graphed.start_compiling().join()
-        assert isinstance(graphed._paged._forward._forward, GraphedStep)
+        assert isinstance(graphed._paged.forward, GraphedStep)
         for seed in range(5):
             prompt = make_prompt(seed, 20)
             expected = generate(plain, prompt, 60)
@@ -151,10 +152,9 @@ def _logit_gap(reference: Target, prefix: list[int], first: int, second: int) ->
     """Between two tokens after a prefix, in fp32: the bias that makes the second one win."""
     model = reference._paged.model
     layers = model.make_cache(16, 16)
-    chunk = Chunk(cached_len=0, num_new=len(prefix), block_table=range(16))
-    logits = model.forward(
-        model.prepare(layers, [chunk], prefix, [len(prefix) - 1], block_size=16)
-    )[0]
+    plan = StepPlan()
+    plan.add_chunk(prefix, cached_len=0, block_table=range(16), num_logits=1)
+    logits = model.forward(model.prepare(layers, plan, block_size=16))[0]
     return float((logits[first] - logits[second]).abs())
 
 
