@@ -160,7 +160,20 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     module = load_weights(name, config, weights_dtype or "auto", resolved_device, tp_size)
     if weights_dtype is None and is_widened(module.dtype, on_cpu=on_cpu):
         module = module.float()  # config.json names no dtype
+    return make_model(name, module, tp_size=tp_size)
+
+
+def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model:
+    """What serves a module that has its weights and goes through the paged attention.
+
+    Args:
+        name: a folder or id that has the module's configuration, and what ends its texts.
+        tp_size: ranks that share the weights, of which this process is one.
+
+    Raises UnsupportedModelError.
+    """
     module.train(mode=False)
+    config = module.config
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
     layer_specs = observe_layers(name, module)
     # of layers that other ranks share, transformers wraps the calls

@@ -8,7 +8,6 @@ a compiled forward has taken over.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 
 from workers.types import StepTime
 
@@ -20,7 +19,7 @@ NUM_TOKENS = (1, 2, 4, 8, 9, 16, 32, 64, 128)
 """Every size of a CUDA graph, and the first beyond 8, up to which our CPU products cost alike."""
 MAX_TOKENS_EACH = 16
 """Tokens of one sequence in a verification: the newest and its drafts, rarely more."""
-NUM_REPEATS = 4
+NUM_REPEATS = 6
 BUDGET_S = 1.5
 """Seconds after which no further step is timed; a large model's table then has fewer sizes."""
 
@@ -155,12 +154,12 @@ class StepTiming:
 
     @property
     def times(self) -> tuple[StepTime, ...]:
-        """The median of each size, without its first step, which is slower, if there are more."""
+        """The fastest step of each size: what else the machine does only adds to the others."""
         return tuple(
             StepTime(
                 num_sequences=num_sequences,
                 num_tokens=num_tokens,
-                seconds=median(seconds[1:] or seconds),
+                seconds=min(seconds),
             )
             for (num_sequences, num_tokens), seconds in sorted(self._seconds.items())
         )

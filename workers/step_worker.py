@@ -70,7 +70,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         max_len = self._paged.max_model_len
         self.step_table = StepTable(
             [size for size in self.timed_sizes if size[1] <= size[0] * max_len],
-            self._time_step,
+            self.time_step,
             forward=lambda: self._paged.forward,
         )
 
@@ -277,7 +277,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         if torch.get_num_threads() > 1 and self._paged.model.device.type == "cpu":
             step_threads.park()
 
-    def _time_step(self, size: Size) -> float:
+    def time_step(self, size: Size) -> float:
         """Seconds of a step of that size, which is no sequence's and is not counted."""
         plan = self._paged.scratch_plan(*size, context_len=TIMED_CONTEXT_LEN)
         started = self._clock()

@@ -24,7 +24,7 @@ def measure(
     return timing
 
 
-def test_every_size_is_timed_a_few_times_and_the_first_step_does_not_count() -> None:
+def test_every_size_is_timed_a_few_times_and_the_fastest_counts() -> None:
     asked: list[Size] = []
 
     def time_step(size: Size) -> float:

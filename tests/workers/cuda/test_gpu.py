@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster import bundled
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
+from tandem.gpu_report.decoding import Decoder
+from tandem.gpu_report.decoding import make_prompts as make_code_prompts
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
 from workers.attention_batch import LayerCache
 from workers.cuda.graphed_step import GraphedStep
+from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.step_plan import StepPlan
@@ -40,6 +44,25 @@ def test_fp32_tokens_equal_the_cpus(family: str, sampling: SamplingParams, tmp_p
         assert generate(on_cuda, prompt, 40, sampling=sampling) == expected
         drafted = generate(on_cuda, prompt, 40, sampling=sampling, drafts=random_drafts(4))
         assert drafted == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_bundled_pair_writes_what_it_writes_on_a_cpu(sampling: SamplingParams) -> None:
+    """In fp32, with drafts of the bundled draft made on the device and without."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    names = [bundled.resolve(name) for name in (bundled.TARGET_NAME, bundled.DRAFT_NAME)]
+    cache = CacheOptions(block_size=16, max_num_seqs=8, max_model_len=256)
+
+    def make_decoder(device: str) -> Decoder:
+        target, draft = (load_model(name, dtype="float32", device=device) for name in names)
+        return Decoder(Target(target, cache), ModelDrafter(draft, cache))
+
+    prompts = [prompt[:60] for prompt in make_code_prompts(4)]
+    expected = make_decoder("cpu").decode(prompts, 40, sampling=sampling)
+    on_cuda = make_decoder("cuda")
+    for gamma in (0, 4):
+        assert on_cuda.decode(prompts, 40, gamma=gamma, sampling=sampling) == expected
+    assert on_cuda.num_accepted > 0
 
 
 def test_the_first_rank_of_a_group_decodes_on_cuda(tmp_path: Path) -> None:
