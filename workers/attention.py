@@ -35,7 +35,7 @@ class AttentionObserver(ABC):
         mask: Tensor | None,
         rule: ScoreRule,
     ) -> Tensor:
-        """What the layer's attention is to be.  # [1, H, N, D] -> [1, N, H, D]"""
+        """The output of the layer's attention.  # [1, H, N, D] -> [1, N, H, D]"""
 
 
 def layer_index(module: nn.Module) -> int:

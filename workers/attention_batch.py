@@ -78,7 +78,7 @@ class AttentionGroup:
 
 @dataclass(slots=True, kw_only=True)
 class AttentionBatch:
-    """What every layer needs to know of a step."""
+    """A step as every layer needs it."""
 
     layers: Sequence[LayerCache]
     slot_mapping: Tensor
@@ -124,13 +124,13 @@ def build_batch(
 
 
 def _new_slots(chunk: Chunk, block_size: int) -> list[int]:
-    """Of the new tokens: they are few, and a list is made sooner than an array."""
+    """The slots of the new tokens: they are few, and a list is made sooner than an array."""
     positions = range(chunk.cached_len, chunk.cached_len + chunk.num_new)
     return [chunk.block_table[p // block_size] * block_size + p % block_size for p in positions]
 
 
 def _all_slots(chunk: Chunk, block_size: int) -> NDArray[np.int64]:
-    """Of the whole context."""
+    """The slots of the whole context, new tokens included.  # [context_len]"""
     num_tokens = chunk.cached_len + chunk.num_new
     blocks = np.asarray(chunk.block_table[: -(-num_tokens // block_size)], dtype=np.int64)
     slots = blocks[:, None] * block_size + np.arange(block_size)

@@ -36,7 +36,7 @@ class Backlog(Generic[RequestT]):
         self._items: dict[str, WorkItem[RequestT]] = {}
         self._preempted: list[str] = []
         self.num_preemptions = 0
-        """Since the start."""
+        """Sequences that lost their cache to others, since the start."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -50,7 +50,7 @@ class Backlog(Generic[RequestT]):
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of prompts, that are still to run."""
+        """Tokens of prompts that are still to run."""
         return sum(len(item.remaining) for item in self._items.values() if item.is_prefill)
 
     def submit(self, request: RequestT) -> int | None:
@@ -91,7 +91,7 @@ class Backlog(Generic[RequestT]):
         return self._items.pop(seq_id, None) is not None
 
     def finish(self, item: WorkItem[RequestT]) -> None:
-        """It has been served: its committed tokens are cached."""
+        """Forget an item that has been served; its committed tokens are cached."""
         del self._items[item.sequence.seq_id]
         committed_len = item.request.base_len + len(item.request.new_tokens)
         self._sequences.offer_prefix(item.sequence, committed_len)

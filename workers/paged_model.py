@@ -89,7 +89,7 @@ class PagedModel:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know of: sentences."""
+        """Sentences that an operator should read."""
         return self.model.text_warnings + self._warnings
 
     @property

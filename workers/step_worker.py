@@ -131,7 +131,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know of: sentences."""
+        """Sentences that an operator should read."""
         return self._paged.warnings
 
     @property

@@ -50,7 +50,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         return self.run_batch(batch)
 
     def _check(self, request: VerifyRequest) -> None:
-        """As for any worker; raises InvalidRequestError for drafts that nobody here makes too."""
+        """Raise InvalidRequestError for unknown tokens, and for drafts that nobody here makes."""
         super()._check(request)
         if request.next_k > 0:
             raise InvalidRequestError(

@@ -178,7 +178,7 @@ class ProposeRequest(WorkRequest):
 
     @property
     def given_tokens(self) -> tuple[int, ...]:
-        """As for any request, and the assumed tokens after them."""
+        """The new tokens, and the assumed ones after them."""
         return self.new_tokens + self.assumed_tokens
 
 

@@ -22,7 +22,8 @@ from workers.model import make_model
 GAMMAS = (0, 4, 8)
 NUM_TEXTS = 16
 NEAR_TIE = 0.25
-"""As in the checks: logits of order ten, a few units in the last place."""
+"""Logits this close are a tie in bf16, where they are of order ten and a unit in the last place is
+1/16; the checks use the same bound."""
 
 Fork = tuple[list[int], int, int]
 """The tokens that two texts share, and the first that each has by itself."""

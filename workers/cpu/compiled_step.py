@@ -114,7 +114,7 @@ class CompiledStep:
 
     @torch.inference_mode()
     def __call__(self, inputs: StepInputs) -> Tensor:
-        """As Model.forward.  # [num_rows, vocab]"""
+        """Run a step as Model.forward does.  # [num_rows, vocab]"""
         *vectors, keys, values = _tensors(inputs)
         outputs: list[Tensor] = self._run([*vectors, *keys, *values])
         return outputs[0]
@@ -196,7 +196,7 @@ def _weights_of(model: Model) -> dict[str, Tensor]:
 
 
 def _compile(spec: StepSpec, output: Path) -> None:
-    """In a process of its own: tracing would disturb the model that serves meanwhile."""
+    """Compile in a process of its own: tracing would disturb the model that serves meanwhile."""
     logger.info("compiling the forward of %s, once on this machine", spec.model)
     started = time.monotonic()
     result = subprocess.run(

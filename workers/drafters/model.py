@@ -47,7 +47,7 @@ class _Drafting:
 
 
 def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
-    """As load_model, but a small bf16 model on a CPU without our kernel is run in fp32.
+    """Load a model; a small bf16 one on a CPU without our kernel is run in fp32.
 
     A bf16 product costs oneDNN about 15 microseconds, however small it is, an fp32 one 3; drafts
     may differ a little, which no text shows.
