@@ -13,6 +13,7 @@ from workers.attention_batch import AttentionBatch, LayerCache, LayerSpec, build
 from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import pack_linears
+from workers.cuda.triton_kernel import TritonKernel
 from workers.cuda.varlen_kernel import VarlenKernel
 from workers.end_tokens import find_end_tokens
 from workers.errors import ConfigError, UnsupportedModelError, first_line
@@ -97,12 +98,21 @@ class Model:
                 block_size=block_size,
                 dtype=self.dtype,
             )
-        if not spec.is_plain or spec.key_dim != spec.value_dim:
-            return None
-        return VarlenKernel.find(
+        varlen = None
+        if spec.is_plain and spec.key_dim == spec.value_dim:
+            varlen = VarlenKernel.find(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.key_dim,
+                block_size=block_size,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        return varlen or TritonKernel.find(
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.key_dim,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
             block_size=block_size,
             dtype=self.dtype,
             device=self.device,

@@ -17,7 +17,9 @@ from workers.errors import first_line
 
 GRACE_S = 10.0
 """Seconds that a step may be late before it is ended."""
-NUM_LOG_LINES = 25
+NUM_LOG_LINES = 40
+OUR_WARNINGS = tuple(f"WARNING {package}." for package in ("workers", "cluster", "tandem"))
+"""How a line begins that one of our modules has logged: see `steps.main`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +31,19 @@ class Result:
     took_s: float
     problem: str = ""
     """Why it did not come to its end; empty if it did."""
+    log: str = ""
+    """The last lines of what its process wrote."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What our own modules have warned of."""
+        return [line for line in self.log.splitlines() if line.startswith(OUR_WARNINGS)]
 
 
-Run = Callable[[Step, Path, float], str]
-"""Runs a step for so many seconds at most, its findings in a file; returns its problem, if any."""
+Outcome = tuple[str, str]
+"""The problem and the log of a step; both may be empty."""
+Run = Callable[[Step, Path, float], Outcome]
+"""Runs a step for so many seconds at most, its findings in a file."""
 
 
 def run_steps(
@@ -49,19 +60,20 @@ def run_steps(
         for step in steps:
             share += step.share
             began, path = clock(), Path(folder) / f"{step.name}.json"
-            problem = run(step, path, max(1.0, started + share * total_s - began))
+            problem, log = run(step, path, max(1.0, started + share * total_s - began))
             results.append(
                 Result(
                     title=step.title,
                     findings=read_findings(path),
                     took_s=clock() - began,
                     problem=problem,
+                    log=log,
                 )
             )
     return results
 
 
-def run_in_child(step: Step, path: Path, time_s: float, *, is_small: bool) -> str:
+def run_in_child(step: Step, path: Path, time_s: float, *, is_small: bool) -> Outcome:
     """Run a step in a process of its own: what hangs or kills it is no other's."""
     command = [sys.executable, "-m", "tandem.gpu_report.steps", step.name, str(path), str(time_s)]
     try:
@@ -74,21 +86,24 @@ def run_in_child(step: Step, path: Path, time_s: float, *, is_small: bool) -> st
             timeout=time_s + GRACE_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return f"cut after {time_s + GRACE_S:.0f} s"
-    if result.returncode == 0:
-        return ""
-    log = "\n".join(result.stdout.splitlines()[-NUM_LOG_LINES:])
-    return f"failed with status {result.returncode}:\n\n```\n{log}\n```"
+    except subprocess.TimeoutExpired as expired:
+        return f"cut after {time_s + GRACE_S:.0f} s", _last_lines(expired.stdout)
+    log = _last_lines(result.stdout)
+    return f"failed with status {result.returncode}" if result.returncode else "", log
 
 
-def run_here(step: Step, path: Path, time_s: float, *, is_small: bool) -> str:
+def _last_lines(output: str | bytes | None) -> str:
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    return "\n".join(text.splitlines()[-NUM_LOG_LINES:])
+
+
+def run_here(step: Step, path: Path, time_s: float, *, is_small: bool) -> Outcome:
     """Run a step in this process; what it raises is its problem."""
     try:
         step.run(path, time_s, is_small=is_small)
     except Exception as error:
-        return f"failed: {type(error).__name__}: {first_line(error)}"
-    return ""
+        return f"failed: {type(error).__name__}: {first_line(error)}", ""
+    return "", ""
 
 
 def write_report(folder: Path, results: Sequence[Result], *, is_small: bool) -> Path:
@@ -120,7 +135,10 @@ def format_page(made: Mapping[str, Any], results: Sequence[Result], *, is_small:
     for number, result in enumerate(results, start=1):
         lines += ["", f"## {number}. {result.title}", "", f"Took {result.took_s:.0f} s."]
         if result.problem:
-            lines += ["", f"This step did not come to its end: {result.problem}"]
+            lines += ["", f"**This step did not come to its end: {result.problem}.**"]
+            lines += ["", "```", result.log, "```"]
+        if result.warnings:
+            lines += ["", "Warnings:", "", *(f"- {line}" for line in result.warnings)]
         lines += _format_findings(result.findings)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -140,12 +158,12 @@ def _format_findings(findings: Findings) -> list[str]:
 
 def _format_table(rows: Sequence[Row]) -> str:
     """A column for every key of any row."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns: dict[str, Callable[[Row], str]] = {
-        name: lambda row, name=name: _format_cell(row.get(name))
-        for name in names  # type: ignore[misc]
-    }
-    return markdown_table(columns, rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return markdown_table({name: _cell_of(name) for name in names}, rows)
+
+
+def _cell_of(name: str) -> Callable[[Row], str]:
+    return lambda row: _format_cell(row.get(name))
 
 
 def _format_cell(value: object) -> str:

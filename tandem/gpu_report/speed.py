@@ -105,8 +105,8 @@ def _generate_all(
 def _assisted(subjects: Subjects, num_drafts: int) -> dict[str, Any]:
     """So many drafts in each round, whatever the draft thinks of them."""
     draft: Any = AutoModelForCausalLM.from_pretrained(
-        bundled.resolve(bundled.DRAFT_NAME), dtype=torch.bfloat16
-    ).to(subjects.device)
+        bundled.resolve(bundled.DRAFT_NAME), dtype=torch.bfloat16, device_map={"": subjects.device}
+    )
     draft.generation_config = GenerationConfig(
         **{
             **draft.generation_config.to_diff_dict(),

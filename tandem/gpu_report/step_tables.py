@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tandem.gpu_report.findings import Notebook
 from tandem.gpu_report.subjects import (
     Subjects,
     choose_subjects,
-    fused_block_sizes,
+    find_kernels,
     grown_target,
     make_target,
 )
@@ -45,25 +44,24 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
 
 def _time_target(notebook: Notebook, subjects: Subjects, name: str, bytes_per_s: float) -> None:
     model = grown_target(subjects, name)
-    fused = [str(size) for size, is_there in fused_block_sizes(model).items() if is_there]
     target = make_target(model, subjects)
+    kernels = [f"{size} ({name})" for size, name in find_kernels(model).items()]
     notebook.note(
-        f"The {name} target ({model.num_weight_bytes / 1e9:.2f} GB of weights) has a fused "
-        f"attention kernel over blocks of {', '.join(fused) or 'no size'}; this run's have "
-        f"{target.info.block_size} tokens."
+        f"The {name} target has {model.num_weight_bytes / 1e9:.2f} GB of weights. Blocks of "
+        f"{', '.join(kernels) or 'no'} tokens have a fused attention kernel; this run's have "
+        f"{target.info.block_size}."
     )
-    ways = {"own forward": lambda: None, "graphs": lambda: target.start_compiling().join()}
-    for way, switch in ways.items():
-        if way == "graphs" and subjects.device != "cuda":
-            notebook.skip(f"graphs of the {name} target: a CPU has none")
-            continue
-        if not notebook.has_time(f"the {name} target by {way}"):
-            return
-        switch()
-        if way == "graphs" and not target.is_compiled:
-            notebook.note(f"The {name} target has no graphs here; the log says why.")
-            return
-        _time_sizes(notebook, model, target, f"Steps of the {name} target, {way}", bytes_per_s)
+    title = f"Steps of the {name} target"
+    if notebook.has_time(f"{title}, own forward"):
+        _time_sizes(notebook, model, target, f"{title}, own forward", bytes_per_s)
+    if subjects.device != "cuda":
+        notebook.skip(f"graphs of the {name} target: a CPU has none")
+    elif notebook.has_time(f"{title}, graphs"):
+        target.start_compiling().join()
+        if target.is_compiled:
+            _time_sizes(notebook, model, target, f"{title}, graphs", bytes_per_s)
+        else:
+            notebook.skip(f"graphs of the {name} target: they cannot be had here")
 
 
 def _time_sizes(
@@ -99,7 +97,7 @@ def _profile(notebook: Notebook, model: Model, target: Target, title: str, size:
         for _ in range(NUM_PROFILED):
             target.time_step(size)
     # an operator's row counts its kernels too, which have rows of their own
-    events = [e for e in profiler.key_averages() if (e.device_type != DeviceType.CPU) == is_cuda]
+    events = [e for e in profiler.key_averages() if (e.device_type.name == "CUDA") == is_cuda]
     total_us = sum(e.self_device_time_total if is_cuda else e.self_cpu_time_total for e in events)
     busy_s = total_us / NUM_PROFILED / 1e6
     notebook.add(

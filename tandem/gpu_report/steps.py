@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("time_s", type=float)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (step,) = (step for step in STEPS if step.name == options.name)
     step.run(options.path, options.time_s, is_small=options.small)
 

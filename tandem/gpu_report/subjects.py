@@ -80,19 +80,16 @@ def bundled_draft(subjects: Subjects) -> Model:
     return load_model(name, dtype="bfloat16", device=subjects.device)
 
 
-def fused_block_sizes(model: Model) -> dict[int, bool]:
-    """Whether there is a fused kernel over blocks of each size."""
-    return {
-        size: all(layer.kernel is not None for layer in model.make_cache(1, size))
-        for size in BLOCK_SIZES
-    }
+def find_kernels(model: Model) -> dict[int, str]:
+    """The block sizes that have a fused kernel for every layer, and which it is."""
+    kernels = {size: [layer.kernel for layer in model.make_cache(1, size)] for size in BLOCK_SIZES}
+    return {size: type(found[0]).__name__ for size, found in kernels.items() if None not in found}
 
 
 def cache_options(model: Model, subjects: Subjects) -> CacheOptions:
     """The smallest blocks that have a fused kernel; every text is computed by itself."""
-    fused = [size for size, is_there in fused_block_sizes(model).items() if is_there]
     return CacheOptions(
-        block_size=min(fused, default=BLOCK_SIZES[0]),
+        block_size=min(find_kernels(model), default=BLOCK_SIZES[0]),
         max_model_len=MAX_TOKENS,
         max_num_seqs=2 * max(subjects.num_sequences),
         prefix_caching=False,

@@ -32,29 +32,30 @@ def test_all_steps_run_in_small(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> None:
-    def run(step: Step, path: Path, time_s: float) -> str:
+    def run(step: Step, path: Path, time_s: float) -> tuple[str, str]:
         Notebook(path, time_s=time_s, clock=lambda: 0.0).add("Figures", {"seconds": 0.5})
-        return "failed: RuntimeError: CUDA error" if step is STEPS[0] else ""
+        is_bad = step is STEPS[0]
+        return ("failed", "WARNING workers.cuda: no graphs\nTraceback") if is_bad else ("", "")
 
     results = run_steps(run, total_s=100.0)
     page = report.write_report(tmp_path, results, is_small=False).read_text()
     assert page.count("did not come to its end") == 1
+    assert page.count("- WARNING workers.cuda: no graphs") == 1
     assert page.count("| 0.5 |") == len(STEPS)  # what it had found is kept
 
 
 def test_what_a_step_raises_is_its_problem(tmp_path: Path) -> None:
     unknown = Step(name="nothing", title="Nothing", share=1.0)
-    assert run_here(unknown, tmp_path / "f", 1.0, is_small=True).startswith(
-        "failed: ModuleNotFound"
-    )
-    assert run_in_child(unknown, tmp_path / "f", 60.0, is_small=True).startswith(
-        "failed with status 2"
-    )
+    path = tmp_path / "findings.json"
+    assert "failed: ModuleNotFoundError" in run_here(unknown, path, 1.0, is_small=True)[0]
+    problem, log = run_in_child(unknown, path, 60.0, is_small=True)
+    assert problem == "failed with status 2"
+    assert "invalid choice: 'nothing'" in log
 
 
 def test_a_step_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "GRACE_S", 0.0)
-    problem = run_in_child(STEPS[1], tmp_path / "f", 0.05, is_small=True)
+    problem, _ = run_in_child(STEPS[1], tmp_path / "f", 0.05, is_small=True)
     assert problem.startswith("cut after")
     assert read_findings(tmp_path / "f").tables == {}
 
@@ -63,11 +64,11 @@ def test_time_that_a_step_leaves_is_for_the_later_ones() -> None:
     now = 0.0
     given: list[float] = []
 
-    def run(_: Step, __: Path, time_s: float) -> str:
+    def run(_: Step, __: Path, time_s: float) -> tuple[str, str]:
         nonlocal now
         given.append(time_s)
         now += 1.0
-        return ""
+        return "", ""
 
     steps = [Step(name=name, title=name, share=0.5) for name in ("one", "two")]
     run_steps(run, total_s=100.0, steps=steps, clock=lambda: now)
@@ -88,7 +89,7 @@ def test_checks_that_fail_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     failing = tmp_path / "test_failing.py"
     failing.write_text("def test_it():\n    assert 1 == 2, 'one is not two'\n")
     monkeypatch.setattr("tandem.gpu_report.checks.SMALL_TESTS", (str(failing),))
-    assert run_here(STEPS[0], tmp_path / "f", 60.0, is_small=True) == ""
+    assert run_here(STEPS[0], tmp_path / "f", 60.0, is_small=True) == ("", "")
     assert any("one is not two" in note for note in read_findings(tmp_path / "f").notes)
 
 
