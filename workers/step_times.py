@@ -20,8 +20,10 @@ NUM_TOKENS = (1, 2, 4, 8, 9, 16, 32, 64, 128)
 MAX_TOKENS_EACH = 16
 """Tokens of one sequence in a verification: the newest and its drafts, rarely more."""
 NUM_REPEATS = 6
-BUDGET_S = 1.5
-"""Seconds after which no further step is timed; a large model's table then has fewer sizes."""
+START_BUDGET_S = 1.5
+"""Seconds of timed steps before a worker's first call; a large model's table has fewer sizes."""
+BACKGROUND_BUDGET_S = 6.0
+"""Seconds of timed steps between those of calls, which nobody waits for."""
 
 
 def _in_order(sizes: Sequence[Size]) -> tuple[Size, ...]:
@@ -82,8 +84,8 @@ class StepTable:
         )
 
     def measure(self) -> None:
-        """Time all steps; for a worker that nobody waits for."""
-        self.time_one_step()
+        """Time all steps in a row; for a worker before its first call."""
+        self._start(START_BUDGET_S)
         while self._timing is not None:
             self.time_one_step()
 
@@ -93,13 +95,17 @@ class StepTable:
         The table takes the old one's place once it is complete.
         """
         if self._timing is None or self._timed_forward != self._forward():
-            self._timed_forward = self._forward()
-            self._timing = StepTiming(self._sizes, self._time_step)
+            self._start(BACKGROUND_BUDGET_S)
+        assert self._timing is not None
         seconds = self._timing.time_one()
         if self._timing.is_done:
             self._current = (self.version + bool(self.times), self._timing.times)
             self._timing = None
         return seconds
+
+    def _start(self, budget_s: float) -> None:
+        self._timed_forward = self._forward()
+        self._timing = StepTiming(self._sizes, self._time_step, budget_s=budget_s)
 
 
 class StepTiming:
@@ -110,7 +116,7 @@ class StepTiming:
         sizes: Sequence[Size],
         time_step: Callable[[Size], float],
         *,
-        budget_s: float = BUDGET_S,
+        budget_s: float = START_BUDGET_S,
     ) -> None:
         """Start a table of these sizes, most important first.
 
@@ -154,12 +160,19 @@ class StepTiming:
 
     @property
     def times(self) -> tuple[StepTime, ...]:
-        """The fastest step of each size: what else the machine does only adds to the others."""
+        """For each size the fastest step of that size, or of a larger one.
+
+        What else the machine does only adds to a step's time, so the least is nearest to the truth.
+        """
         return tuple(
             StepTime(
                 num_sequences=num_sequences,
                 num_tokens=num_tokens,
-                seconds=min(seconds),
+                seconds=min(
+                    min(seconds)
+                    for size, seconds in self._seconds.items()
+                    if size[0] >= num_sequences and size[1] >= num_tokens
+                ),
             )
-            for (num_sequences, num_tokens), seconds in sorted(self._seconds.items())
+            for num_sequences, num_tokens in sorted(self._seconds)
         )

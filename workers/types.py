@@ -200,7 +200,7 @@ class StepTime:
     num_tokens: int
     """New tokens of all sequences together, each of which is sampled at."""
     seconds: float
-    """The fastest of a few steps behind a short context."""
+    """The fastest of a few steps behind a short context; never more than that of a larger step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,13 @@ def test_every_size_is_timed_a_few_times_and_the_fastest_counts() -> None:
     assert asked.count((8, 64)) == NUM_REPEATS
 
 
+def test_no_step_takes_longer_than_a_larger_one() -> None:
+    """So that a pause of the machine spoils one size at most for the sizes below it."""
+    seconds = {(1, 1): 0.3, (1, 8): 0.004, (8, 8): 0.005, (8, 64): 0.02}
+    times = measure(tuple(seconds), seconds.__getitem__, budget_s=10.0).times
+    assert [t.seconds for t in times] == [0.004, 0.004, 0.005, 0.02]
+
+
 def test_a_large_model_has_a_shorter_table() -> None:
     """No step is begun that could take longer than what is left."""
     spent: list[float] = []
