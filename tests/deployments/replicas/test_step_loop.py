@@ -411,3 +411,16 @@ async def test_a_busy_worker_times_at_most_one_step_beside_each(
     assert results[0].tokens == expected[0].tokens
     assert steps_when_timed
     assert len(set(steps_when_timed)) == len(steps_when_timed)
+
+
+async def test_steps_are_measured_at_once_where_another_forward_runs_them(
+    start_loop: Callable[..., Loop],
+) -> None:
+    loop = start_loop()
+    table = loop.worker.step_table
+    table.measure()
+    loop.measure_steps()
+    assert table.version == 0
+    switch_forward(loop)
+    loop.measure_steps()
+    assert (table.version, table.is_outdated) == (1, False)

@@ -30,9 +30,15 @@ class Worker:
     num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
     has_only_prefills = is_in_group = False
     warnings = ()
-    step_table = SimpleNamespace(is_outdated=False, version=0, measure=lambda: None)
 
     def __init__(self) -> None:
+        self.times_measured: list[int] = []
+        """How many steps there had been when its step times were measured."""
+        self.step_table = SimpleNamespace(
+            is_outdated=False,
+            version=0,
+            measure=lambda: self.times_measured.append(len(self.steps)),
+        )
         self.steps: list[list[str]] = []
         """What was in each, from when it began."""
         self.released: list[str] = []
@@ -271,3 +277,7 @@ async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(f"{__name__}.Worker", fail)
     with pytest.raises(OSError, match="no such model"):
         await Replica.start()
+
+
+async def test_a_worker_times_its_steps_before_its_first_call(replica: Replica) -> None:
+    assert replica.worker.times_measured == [0]
