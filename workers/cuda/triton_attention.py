@@ -7,7 +7,7 @@ arXiv:1805.02867). Tiles begin at multiples of BLOCK_N wherever a row stands, an
 so a token's result is the same in any batch, bit for bit.
 
 Queries are [N, H, D], keys [num_slots, K, D], values [num_slots, K, D_value], sinks [H]; all but
-the queries are contiguous. WINDOW and SOFTCAP are 0 where there is none.
+the queries are contiguous. SOFTCAP is 0 where there is none.
 """
 
 import triton
@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 # what differs from step to step would have the kernel compiled anew
-@triton.jit(do_not_specialize=["query_stride", "query_head_stride", "table_stride"])
+@triton.jit(do_not_specialize=["window", "query_stride", "query_head_stride", "table_stride"])
 def paged_attention(
     query,
     keys,
@@ -26,6 +26,7 @@ def paged_attention(
     context_lens,
     block_table,
     scale,
+    window,
     query_stride,
     query_head_stride,
     table_stride,
@@ -34,7 +35,6 @@ def paged_attention(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -63,8 +63,8 @@ def paged_attention(
         total = total + 1.0
     means = _attend(
         queries, is_row, positions, highest, total, block_table + sequence * table_stride,
-        keys + kv_head * KEY_DIM, values + kv_head * VALUE_DIM, scale,
-        NUM_KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP,
+        keys + kv_head * KEY_DIM, values + kv_head * VALUE_DIM, scale, window,
+        NUM_KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP,
         BLOCK_N, BLOCK_KEY, BLOCK_VALUE,
     )  # fmt: skip
     columns = tl.arange(0, BLOCK_VALUE)
@@ -87,11 +87,11 @@ def _attend(
     keys,
     values,
     scale,
+    window,
     NUM_KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_KEY: tl.constexpr,
@@ -103,10 +103,8 @@ def _attend(
     """
     weighted = tl.zeros([queries.shape[0], BLOCK_VALUE], tl.float32)
     end = tl.max(tl.where(is_row, positions, -1), axis=0) + 1
-    begin = 0
-    if WINDOW > 0:
-        first_seen = tl.min(tl.where(is_row, positions, end), axis=0) - WINDOW + 1
-        begin = tl.maximum(first_seen, 0) // BLOCK_N * BLOCK_N
+    first_seen = tl.min(tl.where(is_row, positions, end), axis=0) - window + 1
+    begin = tl.maximum(first_seen, 0) // BLOCK_N * BLOCK_N
     for start in range(begin, end, BLOCK_N):
         seats = start + tl.arange(0, BLOCK_N)
         blocks = tl.load(table_row + seats // BLOCK_SIZE, mask=seats < end, other=0)
@@ -116,8 +114,7 @@ def _attend(
         if SOFTCAP > 0:
             scores = (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0) * SOFTCAP  # tanh
         is_seen = (seats[None, :] < end) & (seats[None, :] <= positions[:, None])
-        if WINDOW > 0:
-            is_seen = is_seen & (seats[None, :] > positions[:, None] - WINDOW)
+        is_seen = is_seen & (seats[None, :] > positions[:, None] - window)
         scores = tl.where(is_seen, scores, float("-inf"))
         tile_values = _load(values + slots * VALUE_DIM, seats < end, VALUE_DIM, BLOCK_VALUE)
         highest, total, weighted = _add_tile(scores, tile_values, highest, total, weighted)

@@ -26,6 +26,8 @@ BLOCK_M = 16
 TILE_ELEMENTS = 8192
 """Keys of a tile times their dimension, so that a tile fits a multiprocessor's shared memory."""
 
+NO_WINDOW = 2**30
+"""More tokens than any context has, so that one compiled kernel serves with and without windows."""
 NUM_STAGES = 2
 """Tiles that are loaded ahead, each in shared memory of its own."""
 
@@ -107,6 +109,7 @@ class TritonKernel:
             batch.context_lens,
             batch.block_table,
             rule.scale,
+            NO_WINDOW if rule.window is None else rule.window,
             query.stride(0),
             query.stride(1),
             batch.block_table.stride(0),
@@ -115,7 +118,6 @@ class TritonKernel:
             KEY_DIM=key_dim,
             VALUE_DIM=value_dim,
             BLOCK_SIZE=self.block_size,
-            WINDOW=rule.window or 0,
             SOFTCAP=rule.softcap or 0.0,
             HAS_SINKS=rule.sinks is not None,
             BLOCK_M=BLOCK_M,

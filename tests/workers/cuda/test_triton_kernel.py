@@ -3,10 +3,13 @@
 The interpreter (see tests/conftest.py) runs where Triton is installed and no CUDA device is.
 """
 
+import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.lib import NumpyVersion
 from torch import Tensor
 
 from tests.workers.cpu.test_kernel import ALL, BLOCK_SIZE, RULES, SEQUENCES, Case
@@ -44,6 +47,10 @@ class OnDevice:
 def find(device: str, dtype: torch.dtype, key_dim: int, value_dim: int) -> OnDevice:
     if device == "cpu":
         pytest.importorskip("triton")
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("there is a CUDA device, for which Triton compiles")
+        if NumpyVersion(np.__version__) >= "2.4.0":
+            pytest.skip("Triton's interpreter makes numbers of arrays, as NumPy 2.4 does not")
     kernel = TritonKernel.find(
         num_heads=6,
         num_kv_heads=3,
@@ -58,11 +65,18 @@ def find(device: str, dtype: torch.dtype, key_dim: int, value_dim: int) -> OnDev
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("num_kv_heads", [6, 3, 1])
-@pytest.mark.parametrize("dims", [(8, 8), (64, 64), (40, 24)])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "num_kv_heads", "dims"),
+    [
+        # each shape is compiled, for seconds
+        pytest.param("cuda", 3, (64, 64), marks=pytest.mark.gpu),
+        *(("cpu", num_kv_heads, (64, 64)) for num_kv_heads in (6, 3, 1)),
+        ("cpu", 3, (8, 8)),
+        ("cpu", 3, (40, 24)),
+    ],
+)
 def test_output_is_that_of_an_explicit_softmax(
-    device: str, dims: tuple[int, int], num_kv_heads: int, rule: ScoreRule
+    device: str, num_kv_heads: int, dims: tuple[int, int], rule: ScoreRule
 ) -> None:
     kernel: Any = find(device, torch.float32, *dims)
     case = Case(6, num_kv_heads, *dims, torch.float32)
