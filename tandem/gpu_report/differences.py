@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cluster import bundled
-from tandem.gpu_report.decoding import Decoder, make_prompts
+from tandem.decoding import Decoder
 from tandem.gpu_report.findings import Notebook
 from tandem.gpu_report.subjects import (
     as_transformers_runs_it,
@@ -15,6 +15,7 @@ from tandem.gpu_report.subjects import (
     choose_subjects,
     grown_module,
     make_drafter,
+    make_prompts,
     make_target,
 )
 from workers.model import make_model

@@ -1,9 +1,9 @@
 """Step 5: one rank of a tensor-parallel group, as far as one device shows it."""
 
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
-from tandem.gpu_report.decoding import Decoder, make_prompts
+from tandem.decoding import Decoder
 from tandem.gpu_report.findings import Notebook
-from tandem.gpu_report.subjects import choose_subjects, grown_target, make_target
+from tandem.gpu_report.subjects import choose_subjects, grown_target, make_prompts, make_target
 from workers.step_times import Size, StepTiming
 from workers.target import Target
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from cluster import bundled
-from tandem.gpu_report.decoding import GREEDY, SAMPLED, Decoder, make_prompts
+from tandem.decoding import GREEDY, SAMPLED, Decoder
 from tandem.gpu_report.findings import Notebook
 from tandem.gpu_report.subjects import (
     Subjects,
@@ -17,6 +17,7 @@ from tandem.gpu_report.subjects import (
     choose_subjects,
     grown_target,
     make_drafter,
+    make_prompts,
     make_target,
 )
 from workers.types import SamplingParams

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from cluster import bundled
+from tandem.demo.corpus import Corpus, held_out_prompts
 from tandem.demo.grow import GrownSize, grow
 from workers import attention
 from workers.drafters.model import ModelDrafter
@@ -119,3 +120,9 @@ def as_transformers_runs_it(module: PreTrainedModel) -> Iterator[PreTrainedModel
         yield module
     finally:
         module.set_attn_implementation(attention.ATTENTION_NAME)
+
+
+def make_prompts(num_prompts: int) -> list[list[int]]:
+    """Code as the bundled pair was trained on, from files that it has not seen, as token ids."""
+    tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(bundled.TARGET_NAME))
+    return [tokenizer.encode(text) for text in held_out_prompts(Corpus.load(), num_prompts)]

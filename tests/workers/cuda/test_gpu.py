@@ -8,8 +8,8 @@ import torch
 
 from cluster import bundled
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
-from tandem.gpu_report.decoding import Decoder
-from tandem.gpu_report.decoding import make_prompts as make_code_prompts
+from tandem.decoding import Decoder
+from tandem.gpu_report.subjects import make_prompts as make_code_prompts
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
 from workers.attention_batch import LayerCache

@@ -3,10 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import AutoTokenizer
-
-from cluster import bundled
-from tandem.demo.corpus import Corpus, held_out_prompts
 from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError
 from workers.target import Target
@@ -124,9 +120,3 @@ def _check(result: WorkResult) -> None:
         raise GenerationFailedError(
             f"text {result.seq_id}: {result.error or 'its place in the cache went to another'}"
         )
-
-
-def make_prompts(num_prompts: int) -> list[list[int]]:
-    """Code as the bundled pair was trained on, from files that it has not seen, as token ids."""
-    tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(bundled.TARGET_NAME))
-    return [tokenizer.encode(text) for text in held_out_prompts(Corpus.load(), num_prompts)]
