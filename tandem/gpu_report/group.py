@@ -3,8 +3,14 @@
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
 from tandem.decoding import Decoder
 from tandem.gpu_report.findings import Notebook
-from tandem.gpu_report.subjects import choose_subjects, grown_target, make_prompts, make_target
-from workers.step_times import Size, StepTiming
+from tandem.gpu_report.subjects import (
+    choose_subjects,
+    grown_target,
+    make_prompts,
+    make_target,
+    time_sizes,
+)
+from workers.step_times import Size
 from workers.target import Target
 
 TIMED_SIZES: tuple[Size, ...] = ((1, 1), (1, 8), (8, 64))
@@ -48,10 +54,8 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
 def _time(notebook: Notebook, target: Target, way: str) -> None:
     if not notebook.has_time(f"steps of a {way}"):
         return
-    timing = StepTiming(TIMED_SIZES, target.time_step)
-    while not timing.is_done:
-        timing.time_one()
-    for step in timing.times:
+    budget_s = notebook.left_s / 4
+    for step in time_sizes(notebook, target, way, TIMED_SIZES, budget_s=budget_s):
         notebook.add(
             "Steps of one rank",
             {

@@ -14,9 +14,10 @@ from tandem.gpu_report.subjects import (
     find_kernels,
     grown_target,
     make_target,
+    time_sizes,
 )
 from workers.model import Model
-from workers.step_times import VERIFY_SIZES, Size, StepTiming
+from workers.step_times import VERIFY_SIZES, Size
 from workers.target import Target
 
 MORE_SIZES: tuple[Size, ...] = ((64, 64), (64, 128))
@@ -68,11 +69,9 @@ def _time_sizes(
     notebook: Notebook, model: Model, target: Target, title: str, bytes_per_s: float
 ) -> None:
     budget_s = min(10.0, notebook.left_s / 3)
-    timing = StepTiming((*VERIFY_SIZES, *MORE_SIZES), target.time_step, budget_s=budget_s)
-    while not timing.is_done:
-        timing.time_one()
+    sizes = (*VERIFY_SIZES, *MORE_SIZES)
     weight_bytes = model.num_weight_bytes
-    for step in timing.times:
+    for step in time_sizes(notebook, target, title, sizes, budget_s=budget_s):
         notebook.add(
             title,
             {

@@ -1,6 +1,6 @@
-"""The models that are measured: the bundled pair, and targets grown from it on the device."""
+"""What is measured: the bundled pair, and targets grown from it on the device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,11 +10,14 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 from cluster import bundled
 from tandem.demo.corpus import Corpus, held_out_prompts
 from tandem.demo.grow import GrownSize, grow
+from tandem.gpu_report.findings import Notebook
 from workers import attention
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model, make_model
 from workers.paged_model import CacheOptions, Ranks
+from workers.step_times import Size, StepTiming
 from workers.target import Target
+from workers.types import StepTime
 
 BLOCK_SIZES = (16, 64, 128, 256)
 MAX_TOKENS = 1024
@@ -110,6 +113,20 @@ def make_drafter(model: Model, subjects: Subjects) -> ModelDrafter:
     return ModelDrafter(
         model, cache_options(model, subjects), max_batched_tokens=subjects.max_batched_tokens
     )
+
+
+def time_sizes(
+    notebook: Notebook, target: Target, what: str, sizes: Sequence[Size], *, budget_s: float
+) -> tuple[StepTime, ...]:
+    """The times of steps of these sizes; those that there was no time for are noted."""
+    timing = StepTiming(sizes, target.time_step, budget_s=budget_s)
+    while not timing.is_done:
+        timing.time_one()
+    timed = {(time.num_sequences, time.num_tokens) for time in timing.times}
+    for size in sizes:
+        if size not in timed:
+            notebook.skip(f"{what}: {size[1]} tokens of {size[0]} sequences")
+    return timing.times
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from tandem.gpu_report.cli import main
 from tandem.gpu_report.findings import Notebook, read_findings
 from tandem.gpu_report.report import run_here, run_in_child, run_steps
 from tandem.gpu_report.steps import ROOT, STEPS, Step
+from tandem.gpu_report.subjects import time_sizes
 
 NOT_ON_THE_MACHINE = ("ray", "pydantic", "fastapi", "starlette", "grpc", "click", "matplotlib")
 
@@ -115,3 +118,17 @@ def test_a_machine_without_a_gpu_is_told_so(
 ) -> None:
     assert main(["--output", str(tmp_path)]) == 1
     assert "torch sees no CUDA device" in caplog.text
+
+
+def test_sizes_that_there_was_no_time_for_are_named(tmp_path: Path) -> None:
+    """A target whose steps take a second each has time for one of three."""
+    path = tmp_path / "findings.json"
+    notebook = Notebook(path, time_s=10.0, clock=lambda: 0.0)
+    slow: Any = SimpleNamespace(time_step=lambda _: 1.0)
+    sizes = ((1, 1), (1, 8), (8, 64))
+    times = time_sizes(notebook, slow, "steps", sizes, budget_s=1.0)
+    assert [time.num_tokens for time in times] == [1]
+    assert read_findings(path).not_run == [
+        "steps: 8 tokens of 1 sequences",
+        "steps: 64 tokens of 8 sequences",
+    ]
