@@ -9,7 +9,7 @@ ARGS ?=
 CASES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu check format docs bench fuzz proto
+.PHONY: help install serve test test-gpu gpu-report check format docs bench fuzz proto
 
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ test: install ## run the test suite; no network, no GPU
 
 test-gpu: ## run the worker tests that need a CUDA device: make test-gpu PYTEST="python3 -m pytest"
 	$(PYTEST) -o addopts= -o filterwarnings=default -m gpu tests/workers
+
+gpu-report: ## measure the workers on a CUDA device in under 5 minutes, without Ray: make gpu-report PYTHON=python3
+	$(PYTHON) -m tandem gpu-report $(ARGS)
 
 check: install ## check formatting, lint, types, architecture and docs
 	$(VENV)/bin/ruff format --check .

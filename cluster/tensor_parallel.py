@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from workers.errors import WorkerLostError
-from workers.paged_forward import StepPlan
+from workers.step_plan import StepPlan
 
 BACKENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl"}
 MEETING_TIMEOUT = timedelta(minutes=5)
@@ -54,7 +54,7 @@ def open_meeting_point(host: str, num_ranks: int) -> tuple[MeetingPoint, Store]:
 
 
 class TensorParallelGroup:
-    """This process as a rank of a group; for the first rank, its `workers.paged_forward.Ranks`.
+    """This process as a rank of a group; see `workers.paged_model.Ranks`.
 
     A process is in one group only, since transformers shards over torch's default process group.
     """

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 OTHERS = {
     "serve": "serve a model on this machine; `tandem serve --help` lists the options",
+    "gpu-report": "measure the workers on a GPU, without Ray; `--small` runs the code on a CPU",
     "fuzz": "try extreme but legal requests: exact with drafts, and nobody else harmed",
 }
 """Commands beside those of `tandem.commands`, and what they do."""
@@ -22,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tandem.fuzz.cli import main as run_fuzz
 
         return run_fuzz(words[1:])
+    if words[:1] == ["gpu-report"]:
+        from tandem.gpu_report.cli import main as run_gpu_report
+
+        return run_gpu_report(words[1:])
     from tandem.commands import run_command
 
     return run_command(words, others=OTHERS)

@@ -1,6 +1,7 @@
 """Set before anything else is imported: what a test run may use of the machine."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Nothing may be fetched: a test that names an unknown model must fail at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Triton, where it is installed, runs its kernels on CPU tensors then.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # The default differs between ray.init and ray start, and writes a token to the home directory.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -10,11 +10,7 @@ from typing import Generic, TypeVar
 
 from workers.errors import ContextLengthError, KVCacheExhaustedError
 from workers.kv_cache import CachedSequence, SequenceTable
-from workers.types import WorkRequest
-
-# More tokens than this are a prefill, which is cut to the token budget of a step.
-MAX_CATCH_UP = 16
-
+from workers.types import WorkRequest, is_prefill_len
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 
@@ -28,7 +24,7 @@ class WorkItem(Generic[RequestT]):
 
     @property
     def is_prefill(self) -> bool:
-        return len(self.remaining) > MAX_CATCH_UP
+        return is_prefill_len(len(self.remaining))
 
 
 class Backlog(Generic[RequestT]):
@@ -40,7 +36,7 @@ class Backlog(Generic[RequestT]):
         self._items: dict[str, WorkItem[RequestT]] = {}
         self._preempted: list[str] = []
         self.num_preemptions = 0
-        """Since the start."""
+        """Sequences that lost their cache to others, since the start."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -54,7 +50,7 @@ class Backlog(Generic[RequestT]):
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of prompts, that are still to run."""
+        """Tokens of prompts that are still to run."""
         return sum(len(item.remaining) for item in self._items.values() if item.is_prefill)
 
     def submit(self, request: RequestT) -> int | None:
@@ -63,7 +59,7 @@ class Backlog(Generic[RequestT]):
         Returns None, or the length of the cache when it lacks tokens below `base_len`.
         Raises ContextLengthError if the sequence could never fit.
         """
-        tokens = request.new_tokens + request.assumed_tokens
+        tokens = request.given_tokens
         length = request.base_len + len(tokens)
         if not request.new_tokens or length > self._max_model_len:
             raise ContextLengthError(
@@ -95,7 +91,7 @@ class Backlog(Generic[RequestT]):
         return self._items.pop(seq_id, None) is not None
 
     def finish(self, item: WorkItem[RequestT]) -> None:
-        """It has been served: its committed tokens are cached."""
+        """Forget an item that has been served; its committed tokens are cached."""
         del self._items[item.sequence.seq_id]
         committed_len = item.request.base_len + len(item.request.new_tokens)
         self._sequences.offer_prefix(item.sequence, committed_len)

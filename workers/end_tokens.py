@@ -25,10 +25,10 @@ def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
     """
     config = read_json(name, "config.json") or {}
     text_config = config.get("text_config")
-    of_text = _ids(text_config) if isinstance(text_config, dict) else ()
+    in_text = _ids(text_config) if isinstance(text_config, dict) else ()
     named = {
         "generation_config.json": _ids(read_json(name, "generation_config.json") or {}),
-        "config.json": tuple(dict.fromkeys((*_ids(config), *of_text))),
+        "config.json": tuple(dict.fromkeys((*_ids(config), *in_text))),
         TOKENIZER: _ids_of_tokenizer(name),
     }
     named = {

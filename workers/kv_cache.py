@@ -112,7 +112,7 @@ class CachedSequence:
     block_table: list[int] = field(default_factory=list)
     salt: str = ""
     keys: list[bytes] = field(default_factory=list)
-    """Of its first blocks, those that others may share."""
+    """The prefix keys of the sequence's first blocks, those that others may share."""
 
     @property
     def cached_len(self) -> int:
@@ -129,9 +129,9 @@ class SequenceTable:
         if self._prefixes is not None:
             allocator.on_reuse = self._prefixes.remove
         self.num_prompt_tokens = 0
-        """Of new sequences, since the start."""
+        """Tokens of new sequences, since the start."""
         self.num_prefix_tokens = 0
-        """Of those, the tokens that were found in the cache."""
+        """Tokens of new sequences that were found in the cache, since the start."""
         self._sequences: dict[str, CachedSequence] = {}
         self._num_arrivals = 0
 

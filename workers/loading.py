@@ -120,7 +120,7 @@ def check_class(name: str, config: PreTrainedConfig) -> None:
 
 
 def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigError:
-    """What a failure to load means to whoever has named the model."""
+    """The error to raise for a failure to load, in words for whoever has named the model."""
     kind = _kind(name, config)
     if isinstance(error, ConfigError):
         return error

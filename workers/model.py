@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from workers import attention
-from workers.attention import AttentionBatch, Chunk, LayerCache, LayerSpec
+from workers.attention_batch import AttentionBatch, LayerCache, LayerSpec, build_batch
 from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import pack_linears
+from workers.cuda.triton_kernel import TritonKernel
 from workers.cuda.varlen_kernel import VarlenKernel
 from workers.end_tokens import find_end_tokens
 from workers.errors import ConfigError, UnsupportedModelError, first_line
@@ -21,9 +21,12 @@ from workers.loading import load_weights
 from workers.observation import observe_layers
 from workers.paged_kernel import PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
+from workers.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
+UNKNOWN_TOKEN = 0
+"""What a draft model runs in place of ids that only its target has; drafts may be worse there."""
 # Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -56,7 +59,7 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     num_weight_bytes: int
-    """Of this rank, about."""
+    """Bytes of the weights of this rank, about."""
     text_warnings: tuple[str, ...] = ()
     """Why its texts may depend on more than its weights; see `precision`."""
 
@@ -95,40 +98,37 @@ class Model:
                 block_size=block_size,
                 dtype=self.dtype,
             )
-        if not spec.is_plain or spec.key_dim != spec.value_dim:
-            return None
-        return VarlenKernel.find(
+        varlen = None
+        if spec.is_plain and spec.key_dim == spec.value_dim:
+            varlen = VarlenKernel.find(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.key_dim,
+                block_size=block_size,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        return varlen or TritonKernel.find(
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.key_dim,
+            key_dim=spec.key_dim,
+            value_dim=spec.value_dim,
             block_size=block_size,
             dtype=self.dtype,
             device=self.device,
         )
 
     def prepare(
-        self,
-        layers: Sequence[LayerCache],
-        chunks: Sequence[Chunk],
-        tokens: Sequence[int],
-        logit_rows: Sequence[int],
-        *,
-        block_size: int,
+        self, layers: Sequence[LayerCache], plan: StepPlan, *, block_size: int
     ) -> StepInputs:
-        """What `forward` needs to run the chunks' new tokens.
-
-        Args:
-            tokens: the chunks' new tokens, flattened in order.
-            logit_rows: indices into `tokens` of those whose logits are wanted.
-        """
-        positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
+        """What `forward` needs to run a plan; ids that the model lacks become UNKNOWN_TOKEN."""
+        tokens = [t if 0 <= t < self.vocab_size else UNKNOWN_TOKEN for t in plan.tokens]
+        positions = [p for c in plan.chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
         return StepInputs(
             tokens=torch.tensor([tokens], device=self.device),
             positions=torch.tensor([positions], device=self.device),
-            logit_rows=torch.tensor(logit_rows, dtype=torch.long, device=self.device),
-            attention=attention.build_batch(
-                layers, chunks, block_size=block_size, device=self.device
-            ),
+            logit_rows=torch.tensor(plan.logit_rows, dtype=torch.long, device=self.device),
+            attention=build_batch(layers, plan.chunks, block_size=block_size, device=self.device),
         )
 
     @torch.inference_mode()
@@ -170,7 +170,20 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     module = load_weights(name, config, weights_dtype or "auto", resolved_device, tp_size)
     if weights_dtype is None and is_widened(module.dtype, on_cpu=on_cpu):
         module = module.float()  # config.json names no dtype
+    return make_model(name, module, tp_size=tp_size)
+
+
+def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model:
+    """What serves a module that has its weights and goes through the paged attention.
+
+    Args:
+        name: a folder or id that has the module's configuration, and what ends its texts.
+        tp_size: ranks that share the weights, of which this process is one.
+
+    Raises UnsupportedModelError.
+    """
     module.train(mode=False)
+    config = module.config
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
     layer_specs = observe_layers(name, module)
     # of layers that other ranks share, transformers wraps the calls

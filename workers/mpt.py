@@ -37,7 +37,7 @@ class PagedMpt(MptForCausalLM):
         position_ids: Tensor,
         logits_to_keep: Tensor,
         use_cache: bool = False,
-        **of_attention: Any,
+        **attention_arguments: Any,
     ) -> CausalLMOutput:
         """Run the new tokens; arguments as those of `Model.forward`."""
         assert not use_cache
@@ -45,14 +45,16 @@ class PagedMpt(MptForCausalLM):
         blocks: Iterable[Any] = self.transformer.blocks  # typed as modules, and no more
         for block in blocks:
             hidden = hidden + _attend(
-                block.attn, block.norm_1(hidden), position_ids, **of_attention
+                block.attn, block.norm_1(hidden), position_ids, **attention_arguments
             )
             hidden = block.ffn(block.norm_2(hidden), hidden)
         hidden = self.transformer.norm_f(hidden)[:, logits_to_keep]
         return CausalLMOutput(logits=self.lm_head(hidden))
 
 
-def _attend(layer: MptAttention, hidden: Tensor, positions: Tensor, **of_attention: Any) -> Tensor:
+def _attend(
+    layer: MptAttention, hidden: Tensor, positions: Tensor, **attention_arguments: Any
+) -> Tensor:
     """Attend in one layer.  # [1, N, hidden] -> [1, N, hidden]"""
     mixed = layer.Wqkv(hidden)
     if layer.clip_qkv:
@@ -66,14 +68,14 @@ def _attend(layer: MptAttention, hidden: Tensor, positions: Tensor, **of_attenti
         value.transpose(1, 2),
         None,
         scaling=scale,
-        **of_attention,
+        **attention_arguments,
     )
     attended: Tensor = layer.out_proj(output.flatten(2))
     return attended
 
 
 def _slope_part(layer: MptAttention, scale: float, query: Tensor) -> Tensor:
-    """What queries are longer by: slope / scale, in two parts.  # [1, N, H, NUM_ADDED]"""
+    """The columns added to queries: slope / scale, in two parts.  # [1, N, H, NUM_ADDED]"""
     slopes = _slopes(layer.n_heads, query.device) / scale  # [H]
     high = slopes.to(torch.bfloat16).float()
     low = slopes - high
@@ -83,7 +85,7 @@ def _slope_part(layer: MptAttention, scale: float, query: Tensor) -> Tensor:
 
 
 def _position_part(positions: Tensor, key: Tensor) -> Tensor:
-    """What keys are longer by: their position, in two parts.  # [1, N, H, NUM_ADDED]"""
+    """The columns added to keys: their position, in two parts.  # [1, N, H, NUM_ADDED]"""
     high, low = positions // LOW_PART, positions % LOW_PART  # [1, N]
     part = key.new_zeros(*key.shape[:-1], NUM_ADDED)
     part[..., :4] = torch.stack([high, high, low, low], dim=-1)[:, :, None].to(key.dtype)

@@ -20,7 +20,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from workers import attention
-from workers.attention import AttentionObserver, LayerSpec
+from workers.attention import AttentionObserver
+from workers.attention_batch import LayerSpec
 from workers.errors import UnsupportedModelError, first_line
 from workers.paged_kernel import ScoreRule
 

@@ -1,26 +1,26 @@
-"""A model together with its paged cache and the sequences in it."""
+"""A model together with its paged cache: runs the new tokens of many sequences in one forward."""
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import psutil
 import torch
 from torch import Tensor
 
-from workers.attention import Chunk
+from workers.cpu import compiled_step
+from workers.cuda import graphed_step
+from workers.cuda.graphed_step import CacheShape
 from workers.errors import ConfigError
-from workers.kv_cache import BlockAllocator, CachedSequence, SequenceTable
-from workers.model import Model
-from workers.paged_forward import PagedForward, Ranks, StepPlan
-from workers.types import WorkerInfo
+from workers.model import Model, StepInputs
+from workers.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
 GIB = 1024**3
-UNKNOWN_TOKEN = 0
-"""What a draft model runs in place of ids that only its target has; drafts may be worse there."""
 # Several workers and the operating system share main memory; a GPU belongs to one worker.
 FREE_MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.9}
 
@@ -40,111 +40,147 @@ class CacheOptions:
     """Whether sequences that begin alike share cache blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Tokens of one sequence to run in a step."""
+class Ranks(Protocol):
+    """A group of ranks that share a model's weights, as one of them sees it.
 
-    sequence: CachedSequence
-    tokens: Sequence[int]
-    num_logits: int
-    """How many of the last tokens need logits."""
+    They make every forward together, so the first one decides what is run: it announces each plan,
+    and the others run what they hear, in that order.
+    """
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers; every rank must ask."""
+        ...
+
+    def announce(self, plan: StepPlan) -> None:
+        """Have the others run it now; for the first rank."""
+        ...
+
+    def follow(self, run: Callable[[StepPlan], object]) -> None:
+        """Run what the first rank announces, until it dismisses the others; for these."""
+        ...
 
 
 class PagedModel:
-    """Runs tokens of many sequences in one forward and keeps their keys and values."""
+    """A model's forward over the cache of its layers; in a group, this rank's shard of both."""
 
     def __init__(self, model: Model, options: CacheOptions, ranks: Ranks | None = None) -> None:
-        """Allocate the cache; raises ConfigError if `options` cannot be met.
+        """Allocate the cache, as large on all ranks; raises ConfigError if `options` cannot be met.
 
         Args:
-            ranks: of a group whose steps this rank decides.
+            ranks: of the group that this process is in, if it is in one.
         """
         self.model = model
-        self.max_model_len, num_blocks = size_cache(model, options, ranks)
-        self._block_size = options.block_size
-        self._forward = PagedForward(model, num_blocks=num_blocks, block_size=options.block_size)
+        self.max_model_len, self.num_blocks = _size_cache(model, options)
+        if ranks is not None:
+            self.max_model_len = ranks.least(self.max_model_len)
+            self.num_blocks = ranks.least(self.num_blocks)
+        self.block_size = options.block_size
         self._ranks = ranks
-        self.sequences = SequenceTable(
-            BlockAllocator(num_blocks, options.block_size), with_prefixes=options.prefix_caching
-        )
-        self.num_tokens_run = 0
-
-    def start_compiling(self) -> threading.Thread:
-        """See PagedForward."""
-        return self._forward.start_compiling(max_model_len=self.max_model_len)
-
-    @property
-    def is_compiled(self) -> bool:
-        """See PagedForward."""
-        return self._forward.is_compiled
+        # one block more than sequences are given: see `scratch_plan`
+        self._layers = model.make_cache(self.num_blocks + 1, self.block_size)
+        for layer in self._layers:  # memory that was never written may hold NaN
+            layer.keys[self.num_blocks * self.block_size :] = 0
+            layer.values[self.num_blocks * self.block_size :] = 0
+        self.forward: Callable[[StepInputs], Tensor] = model.forward
+        """The model's own, or a compiled or recorded one in its place."""
+        self.is_compiled = False
+        """Whether steps are run by a compiled forward, or by a recorded one, from now on."""
+        self._warnings: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know of: sentences."""
-        return self.model.text_warnings + self._forward.warnings
+        """Sentences that an operator should read."""
+        return self.model.text_warnings + self._warnings
 
     @property
     def is_in_group(self) -> bool:
         """Whether other ranks run each step too."""
         return self._ranks is not None
 
-    @property
-    def info(self) -> WorkerInfo:
-        return WorkerInfo(
-            model=self.model.name,
-            vocab_size=self.model.vocab_size,
-            max_model_len=self.max_model_len,
-            eos_token_ids=self.model.eos_token_ids,
-            num_blocks=self.sequences.allocator.num_blocks,
-            block_size=self._block_size,
-        )
+    def run(self, plan: StepPlan) -> Tensor:
+        """Run and cache the tokens of a plan, on all ranks; blocks for them must be reserved.
 
-    def run(self, runs: Sequence[Run]) -> Tensor:
-        """Run and cache the tokens; blocks for them must have been reserved.
-
-        Returns the wanted logits, run by run.  # [sum(num_logits), vocab]
+        Returns the wanted logits.  # [len(plan.logit_rows), vocab]
         """
-        plan = _plan(runs, vocab_size=self.model.vocab_size)
         if self._ranks is not None:
             self._ranks.announce(plan)
-        logits = self._forward.run(plan)
-        self.num_tokens_run += len(plan.tokens)
-        for run in runs:
-            run.sequence.tokens += run.tokens
-        return logits
+        return self._run_shard(plan)
 
+    def follow(self) -> None:
+        """Run what the first rank of the group decides, until it dismisses the others."""
+        assert self._ranks is not None, "only a group has a first rank"
+        self._ranks.follow(self._run_shard)
 
-def _plan(runs: Sequence[Run], *, vocab_size: int) -> StepPlan:
-    """The step that runs these tokens; ids that the model lacks are run as UNKNOWN_TOKEN."""
-    tokens: list[int] = []
-    chunks: list[Chunk] = []
-    logit_rows: list[int] = []
-    for run in runs:
-        chunks.append(
-            Chunk(
-                cached_len=run.sequence.cached_len,
-                num_new=len(run.tokens),
-                block_table=run.sequence.block_table,
+    def _run_shard(self, plan: StepPlan) -> Tensor:
+        return self.forward(self.model.prepare(self._layers, plan, block_size=self.block_size))
+
+    def scratch_plan(self, num_sequences: int, num_tokens: int, *, context_len: int) -> StepPlan:
+        """A step whose time is that of a real one, and which leaves nothing behind.
+
+        It runs `num_tokens` new tokens, spread evenly over sequences with `context_len` tokens
+        before them, or as many as a sequence may have. All of them stand in the one block that no
+        sequence is given, over and over: what is read there does not matter.
+        """
+        plan = StepPlan()
+        for index in range(num_sequences):
+            num_new = (num_tokens + index) // num_sequences
+            cached_len = max(0, min(context_len, self.max_model_len - num_new))
+            num_blocks = -(-(cached_len + num_new) // self.block_size)
+            plan.add_chunk(
+                (0,) * num_new,
+                cached_len=cached_len,
+                block_table=(self.num_blocks,) * num_blocks,
+                num_logits=num_new,
             )
-        )
-        tokens += (token if 0 <= token < vocab_size else UNKNOWN_TOKEN for token in run.tokens)
-        logit_rows += range(len(tokens) - run.num_logits, len(tokens))
-    return StepPlan(chunks=chunks, tokens=tokens, logit_rows=logit_rows)
+        return plan
 
+    def start_compiling(self) -> threading.Thread:
+        """Have the forward compiled, beside the steps that run meanwhile; they use it from then on.
 
-def size_cache(model: Model, options: CacheOptions, ranks: Ranks | None = None) -> tuple[int, int]:
-    """The longest sequence to serve and the number of blocks to allocate, alike for all ranks.
+        Compiled for as many threads as the calling one has. On CUDA it is recorded instead, which
+        bears no other work on the device: that is done when this returns.
+        """
+        is_cuda = self.model.device.type == "cuda"
+        obtain: Callable[[], Callable[[StepInputs], Tensor] | None]
+        if is_cuda:
+            cache = CacheShape(
+                layers=self._layers,
+                block_size=self.block_size,
+                max_model_len=self.max_model_len,
+                spare_block=self.num_blocks,
+            )
+            obtain = partial(graphed_step.obtain, self.model, cache)
+        else:
+            obtain = partial(
+                compiled_step.obtain,
+                self.model,
+                block_size=self.block_size,
+                num_threads=torch.get_num_threads(),
+            )
 
-    Raises ConfigError if `options` cannot be met.
-    """
-    max_model_len, num_blocks = _size_cache(model, options)
-    if ranks is not None:
-        max_model_len, num_blocks = ranks.least(max_model_len), ranks.least(num_blocks)
-    return max_model_len, num_blocks
+        def obtain_and_switch() -> None:
+            step = obtain()
+            if step is not None:
+                self.forward = step
+                self.is_compiled = True
+            elif not is_cuda:
+                self._warnings = (
+                    f"{self.model.name} has no compiled forward here, so its steps are slower; "
+                    "the log says why",
+                )
+
+        thread = threading.Thread(target=obtain_and_switch, name="compile", daemon=True)
+        thread.start()
+        if is_cuda:
+            thread.join()
+        return thread
 
 
 def _size_cache(model: Model, options: CacheOptions) -> tuple[int, int]:
-    """The longest sequence to serve and the number of blocks to allocate."""
+    """The longest sequence to serve and the number of blocks to allocate.
+
+    Raises ConfigError if `options` cannot be met.
+    """
     max_model_len = options.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ConfigError(

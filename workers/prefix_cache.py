@@ -25,7 +25,7 @@ class PrefixCache:
         return len(self._blocks)
 
     def key(self, before: bytes | None, tokens: Sequence[int], salt: str) -> bytes:
-        """Of a block with these tokens behind the block of that key, or behind nothing."""
+        """The key of a block with these tokens, behind the block of key `before`, if any."""
         assert len(tokens) == self._block_size, f"{len(tokens)} tokens are no full block"
         start = hashlib.blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
         content = (before or start) + array("q", tokens).tobytes()

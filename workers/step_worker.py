@@ -2,19 +2,24 @@
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from workers.backlog import Backlog
 from workers.cpu import step_threads
 from workers.errors import InvalidRequestError, KVCacheExhaustedError, TandemError
+from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model
-from workers.paged_forward import Ranks
-from workers.paged_model import CacheOptions, PagedModel
+from workers.paged_model import CacheOptions, PagedModel, Ranks
+from workers.scheduler import ScheduledRun, schedule
+from workers.step_plan import StepPlan
+from workers.step_times import Size, StepTable
 from workers.types import WorkerInfo, WorkRequest, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -22,13 +27,24 @@ logger = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
 
+TIMED_CONTEXT_LEN = 128
+"""Tokens before those of a timed step: a short prompt's."""
+
 
 class StepWorker(ABC, Generic[RequestT, ResultT]):
     """`submit`, `step` and `release` serve many callers; `run_batch` serves one.
 
+    A step is three calls: `schedule` chooses what of the backlog is run, `_forward` runs it, and
+    the rest of `_serve` samples and answers.
+
     Whatever is raised on behalf of one sequence ends that sequence, with a result that says why.
     What a step raises on behalf of all, such as the forward pass, leaves the worker unusable.
     """
+
+    result_type: type[ResultT]
+    """What requests are answered with."""
+    timed_sizes: Sequence[Size]
+    """The steps that its table of times has, most important first."""
 
     def __init__(
         self,
@@ -37,22 +53,43 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         *,
         max_batched_tokens: int,
         ranks: Ranks | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._paged = PagedModel(model, cache, ranks)
-        self._backlog: Backlog[RequestT] = Backlog(self._paged.sequences, self._paged.max_model_len)
+        self._sequences = SequenceTable(
+            BlockAllocator(self._paged.num_blocks, cache.block_size),
+            with_prefixes=cache.prefix_caching,
+        )
+        self._backlog: Backlog[RequestT] = Backlog(self._sequences, self._paged.max_model_len)
         self._max_batched_tokens = max_batched_tokens
+        self._clock = clock
         self._failed: list[ResultT] = []
         """Results of sequences that have failed since they were last taken."""
+        self.num_tokens_run = 0
+        """Tokens that steps have run since the start."""
+        max_len = self._paged.max_model_len
+        self.step_table = StepTable(
+            [size for size in self.timed_sizes if size[1] <= size[0] * max_len],
+            self.time_step,
+            forward=lambda: self._paged.forward,
+        )
 
     def start_compiling(self) -> threading.Thread:
         """See PagedModel."""
         return self._paged.start_compiling()
 
     @abstractmethod
-    def _step(self) -> tuple[list[ResultT], bool]:
-        """Run some of the backlog; returns the answers and whether anything was run."""
+    def _num_draft_slots(self, request: RequestT, given_len: int) -> int:
+        """Cache slots wanted for drafts, behind the `given_len` tokens that are given."""
 
     @abstractmethod
+    def _serve(self, runs: Sequence[ScheduledRun[RequestT]]) -> list[ResultT]:
+        """Run what was scheduled, at least one sequence; returns the answers."""
+
+    @abstractmethod
+    def _decide(self, logits: Tensor) -> None:
+        """Decide tokens as a step does, for its time.  # [num_rows, vocab]"""
+
     def unanswered(
         self,
         seq_id: str,
@@ -62,6 +99,12 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         error: str = "",
     ) -> ResultT:
         """The result of a request that was not served."""
+        return self.result_type(
+            seq_id=seq_id,
+            needs_tokens_from=needs_tokens_from,
+            is_released=is_released,
+            error=error,
+        )
 
     @property
     def is_in_group(self) -> bool:
@@ -70,7 +113,16 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def info(self) -> WorkerInfo:
-        return self._paged.info
+        return WorkerInfo(
+            model=self._paged.model.name,
+            vocab_size=self._paged.model.vocab_size,
+            max_model_len=self._paged.max_model_len,
+            eos_token_ids=self._paged.model.eos_token_ids,
+            num_blocks=self._paged.num_blocks,
+            block_size=self._paged.block_size,
+            step_times=self.step_table.times,
+            steps_version=self.step_table.version,
+        )
 
     @property
     def is_compiled(self) -> bool:
@@ -79,36 +131,31 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should know of: sentences."""
+        """Sentences that an operator should read."""
         return self._paged.warnings
 
     @property
     def num_sequences(self) -> int:
-        return len(self._paged.sequences)
+        return len(self._sequences)
 
     @property
     def num_used_blocks(self) -> int:
-        return self._paged.sequences.allocator.num_used
+        return self._sequences.allocator.num_used
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of new sequences, since the start."""
-        return self._paged.sequences.num_prompt_tokens
+        """Tokens of new sequences since the start."""
+        return self._sequences.num_prompt_tokens
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Of those, the tokens that were in the cache already."""
-        return self._paged.sequences.num_prefix_tokens
+        """Tokens of new sequences that were in the cache already, since the start."""
+        return self._sequences.num_prefix_tokens
 
     @property
     def num_preemptions(self) -> int:
         """Sequences that lost their cache to others, since the start; each is run again later."""
         return self._backlog.num_preemptions
-
-    @property
-    def num_tokens_run(self) -> int:
-        """Since the start."""
-        return self._paged.num_tokens_run
 
     @property
     def num_waiting(self) -> int:
@@ -122,7 +169,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Of prompts that wait to be run, as many as the next step has room for."""
+        """Tokens of prompts that wait to be run, as many as the next step has room for."""
         return min(self._backlog.num_prefill_tokens, self._max_batched_tokens)
 
     def run_batch(self, batch: Sequence[RequestT]) -> list[ResultT]:
@@ -150,7 +197,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         results = []
         if request.seq_id in self._backlog:
             results.append(self.unanswered(request.seq_id, is_released=True))
-        with self._alone(request.seq_id):
+        with self._isolated(request.seq_id):
             self._check(request)
             cached_len = self._backlog.submit(request)
             if cached_len is not None:
@@ -167,7 +214,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             )
 
     @contextmanager
-    def _alone(self, seq_id: str) -> Iterator[None]:
+    def _isolated(self, seq_id: str) -> Iterator[None]:
         """Let whatever is raised within end this sequence and nothing else."""
         try:
             yield
@@ -191,10 +238,22 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
         Neither means that what waits has no room until a sequence is released.
         """
-        results, has_run = self._step()
+        runs = schedule(
+            self._backlog,
+            max_batched_tokens=self._max_batched_tokens,
+            num_draft_slots=self._num_draft_slots,
+            isolated=self._isolated,
+        )
+        results = self._serve(runs) if runs else []
         for seq_id in self._backlog.take_preempted():
             results.append(self.unanswered(seq_id, needs_tokens_from=0))
-        return results + self._take_failed(), has_run
+        return results + self._take_failed(), bool(runs)
+
+    def _forward(self, plan: StepPlan) -> Tensor:
+        """Run and cache the tokens of a plan.  # [len(plan.logit_rows), vocab]"""
+        logits = self._paged.run(plan)
+        self.num_tokens_run += len(plan.tokens)
+        return logits
 
     def release(self, seq_ids: Iterable[str]) -> list[ResultT]:
         """Forget sequences and free their blocks; answers those that were waiting."""
@@ -202,22 +261,29 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             self.unanswered(seq_id, is_released=True) for seq_id in self._backlog.release(seq_ids)
         ]
 
-    def give_back(self, seq_ids: Iterable[str]) -> list[ResultT]:
+    def report_progress(self, seq_ids: Iterable[str]) -> list[ResultT]:
         """Answer waiting requests with what their caches lack, without losing those.
 
         So that a caller hears from a worker that is busy for long: it asks again for the rest.
         """
         return [
-            self.unanswered(seq_id, needs_tokens_from=self._paged.sequences.cached_len(seq_id))
+            self.unanswered(seq_id, needs_tokens_from=self._sequences.cached_len(seq_id))
             for seq_id in seq_ids
             if self._backlog.discard(seq_id)
         ]
 
-    def rest(self) -> None:
+    def park_threads(self) -> None:
         """Let other processes have the cores; called where nothing waits for a step."""
         if torch.get_num_threads() > 1 and self._paged.model.device.type == "cpu":
-            step_threads.let_go()
+            step_threads.park()
+
+    def time_step(self, size: Size) -> float:
+        """Seconds of a step of that size, which is no sequence's and is not counted."""
+        plan = self._paged.scratch_plan(*size, context_len=TIMED_CONTEXT_LEN)
+        started = self._clock()
+        self._decide(self._paged.run(plan))
+        return self._clock() - started
 
     def check_integrity(self) -> None:
         """Assert that blocks, reference counts and sequences agree."""
-        self._paged.sequences.check_integrity()
+        self._sequences.check_integrity()

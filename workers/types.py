@@ -6,7 +6,15 @@ request says which tokens its caller believes the worker has (`base_len`) and ca
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+MAX_CATCH_UP = 16
+"""Tokens to run besides drafts up to which a request is served whole, in the next step."""
+
+
+def is_prefill_len(num_tokens: int) -> bool:
+    """Whether so many tokens are run as a prefill: in chunks, within a step's token budget."""
+    return num_tokens > MAX_CATCH_UP
 
 
 def signed_64(number: int) -> int:
@@ -98,15 +106,14 @@ NO_DRAFTS = DraftTokens()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRequest:
-    """One sequence of a `Target.verify` batch; a prefill is one with many new tokens, no drafts."""
+class WorkRequest:
+    """What a verification and a request for drafts have in common: one sequence of a batch."""
 
     seq_id: str
     base_len: int
-    """Tokens the caller believes to be cached by the target."""
+    """Committed tokens that the caller believes to be cached by the worker."""
     new_tokens: tuple[int, ...]
     """Committed tokens from `base_len` on; at least one."""
-    draft_tokens: tuple[int, ...] = ()
     prompt_len: int
     """The first `prompt_len` tokens are the prompt; penalties on the output start after them."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -115,23 +122,18 @@ class VerifyRequest:
     """Prompts share cached prefixes with those of the same salt only."""
 
     @property
-    def assumed_tokens(self) -> tuple[int, ...]:
-        """None: drafts are judged."""
-        return ()
+    def given_tokens(self) -> tuple[int, ...]:
+        """The tokens from `base_len` on that are run as they are, whatever the worker decides."""
+        return self.new_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyResult:
-    """The target's own tokens: the accepted drafts and one more, or what it lacks."""
+class WorkResult:
+    """What the answers to both kinds of request have in common."""
 
     seq_id: str
-    tokens: tuple[int, ...] = ()
-    num_accepted: int = 0
-    """Drafts the target agreed with, without the extra token."""
-    num_tested: int = 0
-    """Drafts compared with the target's own token: the accepted ones and the first rejected."""
     needs_tokens_from: int | None = None
-    """When set, nothing was verified: send the committed tokens from this position on."""
+    """When set, nothing was done: send the committed tokens from this position on."""
     is_released: bool = False
     """The sequence was released, or asked for again, before its turn came."""
     error: str = ""
@@ -139,40 +141,66 @@ class VerifyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeRequest:
-    """One sequence of a `Drafter.propose` batch; `k` = 0 only lets the drafter catch up."""
+class VerifyRequest(WorkRequest):
+    """One sequence of a `Target.verify` batch; a prefill is one with many new tokens, no drafts."""
 
-    seq_id: str
-    base_len: int
-    """Committed tokens the caller believes to be cached by the drafter."""
-    new_tokens: tuple[int, ...]
-    """Committed tokens from `base_len` on; at least one."""
+    draft_tokens: tuple[int, ...] = ()
+    next_k: int = 0
+    """Drafts for the next round that the answer is to bring; no target makes any yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult(WorkResult):
+    """The target's own tokens: the accepted drafts and one more."""
+
+    tokens: tuple[int, ...] = ()
+    num_accepted: int = 0
+    """Drafts the target agreed with, without the extra token."""
+    num_tested: int = 0
+    """Drafts compared with the target's own token: the accepted ones and the first rejected."""
+    next_drafts: DraftTokens = NO_DRAFTS
+    """At most `next_k` drafts that follow `tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeRequest(WorkRequest):
+    """One sequence of a `Drafter.propose` batch; `k` = 0 only lets the drafter catch up.
+
+    A drafter guesses best when it samples by the target's rule, with the target's noise: hence
+    `sampling` and `seed`.
+    """
+
     assumed_tokens: tuple[int, ...] = ()
     """Tokens that may be committed next: drafts continue from them."""
     k: int
     stop_below: float = 0.0
     """Drafting ends with the draft at which the product of the confidences falls below this."""
-    prompt_len: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    """The drafter guesses best when it samples by the target's rule, with the target's noise."""
-    seed: int = 0
-    cache_salt: str = ""
-    """Prompts share cached prefixes with those of the same salt only."""
+
+    @property
+    def given_tokens(self) -> tuple[int, ...]:
+        """The new tokens, and the assumed ones after them."""
+        return self.new_tokens + self.assumed_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeResult:
-    """At most k draft tokens, or what the drafter lacks."""
+class ProposeResult(WorkResult):
+    """At most k draft tokens."""
 
-    seq_id: str
     draft_tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     """One per draft token, in (0, 1]: how far ahead of the other tokens it was. Empty where the
     drafter cannot say."""
-    needs_tokens_from: int | None = None
-    is_released: bool = False
-    error: str = ""
-    """As in VerifyResult."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """How long a worker's step takes that runs some tokens of some sequences and samples."""
+
+    num_sequences: int
+    num_tokens: int
+    """New tokens of all sequences together, each of which is sampled at."""
+    seconds: float
+    """The fastest of a few steps behind a short context; never more than that of a larger step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,32 +215,11 @@ class WorkerInfo:
     eos_token_ids: tuple[int, ...]
     num_blocks: int
     block_size: int
-
-
-class WorkRequest(Protocol):
-    """What verify and propose requests have in common."""
-
-    @property
-    def seq_id(self) -> str: ...
-    @property
-    def base_len(self) -> int: ...
-    @property
-    def new_tokens(self) -> tuple[int, ...]: ...
-    @property
-    def assumed_tokens(self) -> tuple[int, ...]: ...
-    @property
-    def cache_salt(self) -> str: ...
-
-
-class WorkResult(Protocol):
-    """What verify and propose results have in common."""
-
-    @property
-    def seq_id(self) -> str: ...
-    @property
-    def is_released(self) -> bool: ...
-    @property
-    def error(self) -> str: ...
+    step_times: tuple[StepTime, ...] = ()
+    """The worker's own steps, measured when it started and anew when a compiled forward took over;
+    a drafter's are single draft steps, of one token per sequence."""
+    steps_version: int = 0
+    """How often `step_times` was measured anew; see Reply."""
 
 
 ResultT = TypeVar("ResultT")
@@ -225,11 +232,13 @@ class Reply(Generic[ResultT]):
     replica_id: str
     """Who answered, so that the caller can come back to the same cache."""
     compute_s: float
-    """Of the call's time, what the worker spent in steps."""
+    """Seconds that the worker spent in steps during the call."""
     num_steps: int
     """Steps that ended during the call, whomever they served."""
     num_tokens: int
     """Tokens run in those steps."""
     num_prefill_tokens: int
-    """Of prompts that wait to be run, as many as the next step has room for."""
+    """Tokens of prompts that wait to be run, as many as the next step has room for."""
     results: tuple[ResultT, ...]
+    steps_version: int = 0
+    """Rises when the worker has measured its steps anew: `info` has the new times."""

@@ -1,23 +1,62 @@
-"""How drafts are judged: by the target's own tokens (coupled verification).
+"""How drafts are judged: the rules by which a target accepts them.
 
-The target samples its own token at every position; a draft is accepted iff it is that token. No
-draft law is needed, so any drafter, any gamma and any stale or truncated draft is exact.
+Coupled verification, the only rule so far: the target samples its own token at every position, and
+a draft is accepted iff it is that token. No draft law is needed, so any drafter, any gamma and any
+stale or truncated draft is exact.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from workers.sampling import SamplingRow, sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRun:
+    """The drafts of one sequence, and what decides the target's own tokens beside the logits."""
+
+    draft_tokens: tuple[int, ...]
+    """# [gamma]"""
+    rows: tuple[SamplingRow, ...]
+    """For the position of each draft, and for the one that follows them all.  # [gamma + 1]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
+    """What a rule makes of a sequence's drafts."""
+
     tokens: tuple[int, ...]
-    """The accepted drafts and the target's next token: 1 to gamma + 1 tokens."""
+    """The accepted drafts and the target's next token: 1 to gamma + 1 tokens. The last is NO_TOKEN
+    where the scores decide none."""
     num_accepted: int
     num_tested: int
 
 
-def judge(draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Verdict:
-    """Accept the leading drafts that match.
+class VerificationRule(Protocol):
+    """Decides which drafts become part of the text."""
+
+    def judge(self, logits: Tensor, runs: Sequence[JudgedRun]) -> list[Verdict]:
+        """A verdict for each run.
+
+        Shapes: logits [sum(gamma + 1), vocab], the rows of the runs one after the other.
+        """
+        ...
+
+
+class CoupledRule:
+    """Accepts the drafts that the target samples itself, with noise that a drafter can share."""
+
+    def judge(self, logits: Tensor, runs: Sequence[JudgedRun]) -> list[Verdict]:
+        """See VerificationRule."""
+        tokens = iter(sample(logits, [row for run in runs for row in run.rows]))
+        return [accept_matching(run.draft_tokens, [next(tokens) for _ in run.rows]) for run in runs]
+
+
+def accept_matching(draft_tokens: Sequence[int], target_tokens: Sequence[int]) -> Verdict:
+    """Accept the leading drafts that are the target's own tokens.
 
     `target_tokens[i]` is the target's token at the position of draft i, given the drafts before
     it; the last one follows all drafts.  # [gamma], [gamma + 1]

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from deployments.replicas.linger import Linger
+from deployments.replicas.background_timing import BackgroundTiming
+from deployments.replicas.calls import Call, Work
+from deployments.replicas.rejoin_wait import RejoinWait
 from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
 
@@ -27,29 +28,6 @@ SWEEP_S = 5.0
 # A call that waits longer, for room or in a long prefill, is told so; its caller asks again and
 # knows that the worker is alive.
 LONGEST_WAIT_S = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a worker has done since its start."""
-
-    num_steps: int = 0
-    """Of the model."""
-    num_tokens: int = 0
-    """Run in them."""
-    busy_s: float = 0.0
-    """Spent in them."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Call(Generic[RequestT, ResultT]):
-    batch: Sequence[RequestT]
-    answer: Callable[[Reply[ResultT] | Exception], None]
-    before: Work
-    """What the worker had done when the call came."""
-    num_missing: int
-    results: dict[str, ResultT] = field(default_factory=dict)
-    is_answered: bool = False
 
 
 class StepLoop(Generic[RequestT, ResultT]):
@@ -83,21 +61,23 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._on_failure = on_failure
         self._inbox: dict[str, RequestT] = {}
         self._to_release: list[str] = []
-        self._to_give_back: list[str] = []
-        self._waiting: dict[str, _Call[RequestT, ResultT]] = {}
+        self._to_report: list[str] = []
+        self._waiting: dict[str, Call[RequestT, ResultT]] = {}
         self._last_used: dict[str, float] = {}
         self.work = Work()
-        self._heard = self.work
-        """The work when callers were last heard: a call that comes has waited since."""
+        self._work_at_last_poll = self.work
+        """The counters when the event loop last accepted calls: one that arrives now has been
+        queued since then."""
         self._answered: set[str] = set()
         """Sequences answered since the last step began, and not released: a call for them cannot
         have waited for it."""
-        self._linger = Linger()
+        self._rejoin_wait = RejoinWait()
         self._last_step_s = 0.0
         self._last_step_ended = 0.0
-        self._is_listening = True
-        """Whether a call that is heard now has just been made, and not during a step."""
+        self._is_between_steps = True
+        """Whether a call that arrives now has just been made, and not during a step."""
         self._step_began: float | None = None
+        self._timing = BackgroundTiming(self._worker.step_table)
         self._wake_up = asyncio.Event()
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
@@ -131,10 +111,10 @@ class StepLoop(Generic[RequestT, ResultT]):
             answer(self._loss(failure))
             return
         has_waited = self._answered.isdisjoint(request.seq_id for request in batch)
-        before = self._heard if has_waited else self.work
-        if self._is_listening and not has_waited:
-            self._linger.observe(self._clock() - self._last_step_ended)
-        call = _Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
+        before = self._work_at_last_poll if has_waited else self.work
+        if self._is_between_steps and not has_waited:
+            self._rejoin_wait.observe(self._clock() - self._last_step_ended)
+        call = Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
         now = self._clock()
         for request in batch:
             self._settle_released(request.seq_id)
@@ -200,7 +180,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         for call in waiting.values():
             self._answer(call, error)
 
-    def _answer(self, call: _Call[RequestT, ResultT], outcome: Reply[ResultT] | Exception) -> None:
+    def _answer(self, call: Call[RequestT, ResultT], outcome: Reply[ResultT] | Exception) -> None:
         if call.is_answered:
             return
         call.is_answered = True
@@ -209,7 +189,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         except Exception:  # of one caller: the others and the worker go on
             logger.exception("an answer was not given")
 
-    def _reply(self, call: _Call[RequestT, ResultT]) -> Reply[ResultT]:
+    def _reply(self, call: Call[RequestT, ResultT]) -> Reply[ResultT]:
         return Reply(
             replica_id=self._replica_id,
             compute_s=self.work.busy_s - call.before.busy_s,
@@ -217,6 +197,7 @@ class StepLoop(Generic[RequestT, ResultT]):
             num_tokens=self.work.num_tokens - call.before.num_tokens,
             num_prefill_tokens=self._worker.num_prefill_tokens,
             results=tuple(call.results[request.seq_id] for request in call.batch),
+            steps_version=self._worker.step_table.version,
         )
 
     async def _run(self) -> None:
@@ -227,12 +208,13 @@ class StepLoop(Generic[RequestT, ResultT]):
                 has_more = True
                 while has_more:
                     await self._wait_for_answered()
-                    self._is_listening = False
+                    self._is_between_steps = False
                     has_more = self._turn()
+                    has_more |= self._time_a_step()
                     await _hear()
-                    self._heard = self.work
-                    self._is_listening = True
-                self._worker.rest()
+                    self._work_at_last_poll = self.work
+                    self._is_between_steps = True
+                self._worker.park_threads()
         except Exception as error:
             logger.exception("the worker has failed")
             self._refuse_all(self._loss(error))
@@ -251,8 +233,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         inbox, self._inbox = self._inbox, {}
         self._worker.release(self._to_release)  # first: a caller may ask again at once
         self._to_release.clear()
-        results = self._worker.give_back(self._to_give_back)
-        self._to_give_back.clear()
+        results = self._worker.report_progress(self._to_report)
+        self._to_report.clear()
         for request in inbox.values():
             answers = self._worker.submit(request)
             # a released one is of an earlier request, which is answered already
@@ -275,21 +257,35 @@ class StepLoop(Generic[RequestT, ResultT]):
         # answers without a step may let others in; with neither, only a new call helps
         return bool(self._waiting) and (has_run or bool(results))
 
+    def measure_steps(self) -> None:
+        """Have the worker time its steps anew if another forward runs them by now, all at once."""
+        if self._worker.step_table.is_outdated:
+            self._worker.step_table.measure()
+
+    def _time_a_step(self) -> bool:
+        """For an outdated table, where that is due; whether another may follow at once."""
+        if not self._timing.is_due(busy_s=self.work.busy_s, is_idle=not self._waiting):
+            return False
+        self._step_began = time.perf_counter()
+        self._timing.time_one_step(busy_s=self.work.busy_s)
+        self._step_began = None
+        return not self._waiting
+
     async def _wait_for_answered(self) -> None:
-        """Before a step of nothing but new or long prompts: see Linger."""
-        until = self._last_step_ended + self._linger.limit_s(last_step_s=self._last_step_s)
+        """Before a step of nothing but new or long prompts: see RejoinWait."""
+        until = self._last_step_ended + self._rejoin_wait.limit_s(last_step_s=self._last_step_s)
         limit_s = until - self._clock()
         has_prompts_alone = bool(self._waiting) and self._worker.has_only_prefills
         if limit_s <= 0.0 or not has_prompts_alone or self._is_nobody_missing:
             return
-        self._worker.rest()
+        self._worker.park_threads()
         try:
             async with asyncio.timeout(limit_s):
                 while not self._is_nobody_missing:
                     self._wake_up.clear()
                     await self._wake_up.wait()
         except TimeoutError:
-            self._linger.observe(self._clock() - self._last_step_ended)
+            self._rejoin_wait.observe(self._clock() - self._last_step_ended)
 
     @property
     def _is_nobody_missing(self) -> bool:
@@ -305,10 +301,15 @@ class StepLoop(Generic[RequestT, ResultT]):
                 logger.exception("idle sequences were not looked for")
 
     def _sweep_once(self) -> None:
-        """Answer calls that wait for long, and forget sequences that nobody asks for."""
+        """Answer calls that wait for long, and forget sequences that nobody asks for.
+
+        An idle worker whose forward is another one by now is woken, to time its steps.
+        """
+        if self._worker.step_table.is_outdated:
+            self._wake_up.set()
         now = self._clock()
         ages = {seq_id: now - used for seq_id, used in self._last_used.items()}
-        self._to_give_back += [
+        self._to_report += [
             seq_id
             for seq_id, age_s in ages.items()
             if age_s > LONGEST_WAIT_S and seq_id in self._waiting

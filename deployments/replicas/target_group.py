@@ -83,7 +83,7 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
         return replace(status, rank_pids=await self._ranks.check())
 
     async def check_health(self) -> None:  # type: ignore[override]
-        """As any worker's; a group with a rank that hangs ends at once."""
+        """Check the worker, and end a group with a rank that hangs at once."""
         super().check_health()
         if self._ranks is not None:
             try:

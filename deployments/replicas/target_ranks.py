@@ -38,16 +38,12 @@ class TargetRank:
         from cluster.tensor_parallel import TensorParallelGroup
         from deployments.replicas.target_model import load_target, num_target_threads, target_cache
         from workers.model import resolve_device
-        from workers.paged_forward import PagedForward
-        from workers.paged_model import size_cache
+        from workers.paged_model import PagedModel
 
         torch.set_num_threads(num_target_threads(args))  # OpenMP counts per thread
         group = TensorParallelGroup(point, rank=rank, device_type=resolve_device(args.device).type)
         try:
-            model = load_target(args)
-            _, num_blocks = size_cache(model, target_cache(args), group)
-            forward = PagedForward(model, num_blocks=num_blocks, block_size=args.block_size)
-            group.follow(forward.run)
+            PagedModel(load_target(args), target_cache(args), group).follow()
         finally:
             group.close()  # so that the other ranks do not wait for this one
 

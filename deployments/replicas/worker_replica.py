@@ -52,7 +52,7 @@ class WorkerStatus:
     num_steps: int
     """Model steps since the start."""
     num_preemptions: int
-    """Likewise: sequences that lost their cache to others."""
+    """Sequences that lost their cache to others, since the start."""
     is_compiling: bool
     """Whether the model's forward is being compiled beside the steps."""
     is_compiled: bool
@@ -60,7 +60,7 @@ class WorkerStatus:
     warnings: tuple[str, ...]
     """What an operator should know of: sentences."""
     rank_pids: tuple[int, ...] = ()
-    """Of a target group: the processes of its other ranks."""
+    """The process ids of a target group's other ranks."""
 
 
 class WorkerReplica(Generic[RequestT, ResultT]):
@@ -89,6 +89,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         def make_on_thread() -> "StepWorker[RequestT, ResultT]":
             torch.set_num_threads(num_threads)  # OpenMP counts per thread
             worker = make_worker()
+            worker.step_table.measure()
             if args.compile != "off" and can_compile:
                 compiling.append(worker.start_compiling())
             return worker
@@ -107,12 +108,17 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         self._loop = await self._thread.make(make_loop)
         if args.compile == "wait":
             await until_compiled(compiling, self._loop.worker.info.model)
+        await self._thread.run(self._measure_steps())
         for warning in self._loop.worker.warnings:
             logger.warning("%s", warning)
         self._compiling = compiling
         self._metrics = WorkerMetrics(role)
         self._server = StreamServer(codec, run=self._loop.submit, release=self._loop.release)
         self._listening: asyncio.Task[StreamAddress] | None = None
+
+    async def _measure_steps(self) -> None:
+        """Before the first call: a forward that has taken over meanwhile is timed in its turn."""
+        self._loop.measure_steps()
 
     def _end(self, reason: str) -> None:
         """End the process: routers notice at once, and Serve starts another replica."""

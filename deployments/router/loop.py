@@ -28,9 +28,8 @@ from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies, Speculated, Speculation
 from deployments.router.tasks import BackgroundTasks
 from deployments.transport.worker_client import WorkerClient, release_on
-from workers.backlog import MAX_CATCH_UP
 from workers.errors import WorkerLostError, internal_error
-from workers.types import NO_DRAFTS, Reply, VerifyRequest, VerifyResult
+from workers.types import NO_DRAFTS, Reply, VerifyRequest, VerifyResult, is_prefill_len
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class RoundLoop:
             target = live.sequence.target
             num_missing = len(live.sequence.tokens) - target.cached_len
             is_uncached = target.replica_id is None or target.cached_len == 0
-            if is_uncached or num_missing > MAX_CATCH_UP:
+            if is_uncached or is_prefill_len(num_missing):
                 self._start_own_round(live)
             elif target.replica_id in self._busy_targets:
                 waiting.append(live.sequence)

@@ -7,9 +7,8 @@ from typing import Protocol
 from deployments.router.drafting.protocol import Drafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
-from workers.backlog import MAX_CATCH_UP
 from workers.errors import GenerationFailedError
-from workers.types import NO_DRAFTS, DraftTokens, VerifyRequest, VerifyResult
+from workers.types import NO_DRAFTS, DraftTokens, VerifyRequest, VerifyResult, is_prefill_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ def num_own_tokens(batch: SequenceOf[VerifyRequest]) -> int:
 
 def is_prefill(request: VerifyRequest) -> bool:
     """Whether the target has to run more than what a round adds."""
-    return request.base_len == 0 or len(request.new_tokens) > MAX_CATCH_UP
+    return request.base_len == 0 or is_prefill_len(len(request.new_tokens))
 
 
 def commit(sequence: Sequence, draft: DraftTokens, result: VerifyResult) -> int:

@@ -17,15 +17,14 @@ from cluster import bundled
 from tandem.arguments import whole
 from tandem.bench.options import ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
+from tandem.decoding import Decoder
 from tandem.demo.grow import grown_target
 from tandem.live.texts import make_prompts
 from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest
 
-GREEDY = SamplingParams(temperature=0.0)
 BATCH_SIZE = 8
 GAMMAS = (2, 4, 8)
 MAX_LEN = 1024
@@ -50,63 +49,6 @@ class ExactRow:
     does, in fp32 arithmetic with the same weights."""
 
 
-class _Decoder:
-    """A target and a drafter with nothing between them."""
-
-    def __init__(self, target: Target, drafter: ModelDrafter) -> None:
-        self._target = target
-        self._drafter = drafter
-        self._num_sequences = 0
-
-    def decode(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, gamma: int
-    ) -> list[list[int]]:
-        """All prompts as one batch, greedily; returns what follows each."""
-        texts = [list(prompt) for prompt in prompts]
-        seq_ids = [f"{self._num_sequences + i}" for i in range(len(prompts))]
-        self._num_sequences += len(prompts)
-        cached = [0] * len(prompts)
-        while running := [
-            i for i, text in enumerate(texts) if len(text) < len(prompts[i]) + max_tokens
-        ]:
-            drafts = {i: self._draft(seq_ids[i], texts[i], gamma) for i in running if cached[i]}
-            results = self._target.verify(
-                [
-                    VerifyRequest(
-                        seq_id=seq_ids[i],
-                        base_len=cached[i],
-                        new_tokens=tuple(texts[i][cached[i] :]),
-                        draft_tokens=drafts.get(i, ()),
-                        prompt_len=len(prompts[i]),
-                        sampling=GREEDY,
-                    )
-                    for i in running
-                ]
-            )
-            for i, result in zip(running, results, strict=True):
-                cached[i] = len(texts[i]) + result.num_accepted
-                texts[i] += result.tokens
-        self._target.release(seq_ids)
-        self._drafter.release(seq_ids)
-        return [
-            text[len(prompt) : len(prompt) + max_tokens]
-            for text, prompt in zip(texts, prompts, strict=True)
-        ]
-
-    def _draft(self, seq_id: str, text: Sequence[int], gamma: int) -> tuple[int, ...]:
-        if gamma == 0:
-            return ()
-        request = ProposeRequest(
-            seq_id=seq_id,
-            base_len=0,
-            new_tokens=tuple(text),
-            k=gamma,
-            prompt_len=len(text),
-            sampling=GREEDY,
-        )
-        return self._drafter.propose([request])[0].draft_tokens
-
-
 def run(options: Options) -> str:
     """Decode in all ways; returns the table."""
     target_name = bundled.resolve(options.target or grown_target(options.work))
@@ -119,7 +61,7 @@ def run(options: Options) -> str:
         return [
             text
             for batch in tqdm(batches, desc=f"gamma {gamma}, {size} at a time")
-            for text in decoder.decode(batch, options.max_tokens, gamma)
+            for text in decoder.decode(batch, options.max_tokens, gamma=gamma)
         ]
 
     plain = decode(1, 0)
@@ -138,7 +80,7 @@ def run(options: Options) -> str:
     return table
 
 
-def _make_decoder(target_name: str, options: Options) -> _Decoder:
+def _make_decoder(target_name: str, options: Options) -> Decoder:
     """A decoder without a prefix cache, so that each way of decoding computes all of its texts."""
     cache = CacheOptions(max_num_seqs=BATCH_SIZE, max_model_len=MAX_LEN, prefix_caching=False)
     target = Target(load_model(target_name), cache)
@@ -146,7 +88,7 @@ def _make_decoder(target_name: str, options: Options) -> _Decoder:
     if options.compile:
         for worker in (target, drafter):
             worker.start_compiling().join()
-    return _Decoder(target, drafter)
+    return Decoder(target, drafter)
 
 
 def format_table(rows: Sequence[ExactRow]) -> str:

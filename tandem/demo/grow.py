@@ -63,11 +63,11 @@ def grown_target(folder: Path) -> str:
 
 @torch.no_grad()
 def grow(model: LlamaForCausalLM, size: GrownSize, *, seed: int = 0) -> LlamaForCausalLM:
-    """A model of the given size with the same function; raises ConfigError."""
+    """A model of the given size with the same function, dtype and device; raises ConfigError."""
     config = _grown_config(model.config, size)
+    with torch.device(model.device):
+        grown: LlamaForCausalLM = LlamaForCausalLM._from_config(config, dtype=model.dtype)
     torch.manual_seed(seed)
-    grown = LlamaForCausalLM(config)
-    grown.to(dtype=model.dtype)  # type: ignore[call-arg]
     for parameter in grown.parameters():
         parameter.normal_(std=RANDOM_STD)
     _grow_ends(model, grown)

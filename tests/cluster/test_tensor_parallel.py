@@ -15,8 +15,7 @@ from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.decoding import GREEDY, SAMPLED, generate, make_prompt
 from workers.errors import ConfigError, UnsupportedModelError, WorkerLostError
 from workers.model import load_config, load_model
-from workers.paged_forward import PagedForward, Ranks
-from workers.paged_model import CacheOptions, size_cache
+from workers.paged_model import CacheOptions, PagedModel, Ranks
 from workers.target import Target
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
@@ -27,6 +26,8 @@ Texts = dict[str, list[list[int]]]
 
 def decode(name: str, tp_size: int = 1, ranks: Ranks | None = None) -> list[list[int]]:
     target = Target(load_model(name, dtype="float32", tp_size=tp_size), CACHE, ranks=ranks)
+    for _ in range(3):  # the other ranks run along with timed steps
+        target.step_table.time_one_step()
     prompt = make_prompt(1, 20)
     texts = [generate(target, prompt, 20, sampling=sampling) for sampling in (GREEDY, SAMPLED)]
     target.release(["s"])
@@ -42,11 +43,7 @@ def run_rank(rank: int, point: MeetingPoint, names: list[str], texts: "Queue[Tex
             results[name] = decode(name, tp_size=2, ranks=group)
             group.dismiss()
         else:
-            model = load_model(name, dtype="float32", tp_size=2)
-            _, num_blocks = size_cache(model, CACHE, group)
-            group.follow(
-                PagedForward(model, num_blocks=num_blocks, block_size=CACHE.block_size).run
-            )
+            PagedModel(load_model(name, dtype="float32", tp_size=2), CACHE, group).follow()
     if rank == 0:
         texts.put(results)
     group.close()

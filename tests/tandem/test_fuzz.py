@@ -14,7 +14,7 @@ from tandem.fuzz.rig import MODEL_NAME, Subject
 from tandem.fuzz.run import BATCH_SIZE, FuzzReport, replay, run_fuzz
 from tests.fakes import CharacterTokenizer
 from tests.tiny_models import VOCAB_SIZE, save_model
-from workers import target as target_module
+from workers import verification
 from workers.model import load_model
 from workers.sampling import SamplingRow
 from workers.step_worker import StepWorker
@@ -81,7 +81,7 @@ async def test_texts_that_depend_on_drafts_are_found(
 ) -> None:
     """All of them here, the innocent ones too: no case is to blame."""
     with monkeypatch.context() as broken:
-        broken.setattr(target_module, "judge", accept_all)
+        broken.setattr(verification, "accept_matching", accept_all)
         (finding,) = (await run_fuzz(subject, num_cases=1, seed=1)).findings
         assert "an innocent request had" in finding.reason
         assert finding.cases == ()
@@ -108,7 +108,7 @@ async def test_a_request_that_fails_is_found_and_blamed_alone(
     guilty = next(
         case for case in cases if 1000 < case["seed"] < 2**62 and seeds.count(case["seed"]) == 1
     )
-    sample: Callable[..., list[int]] = target_module.sample
+    sample: Callable[..., list[int]] = verification.sample
 
     def fail(logits: torch.Tensor, rows: Sequence[SamplingRow], *more: object) -> list[int]:
         if any(row.seed == guilty["seed"] for row in rows):
@@ -116,7 +116,7 @@ async def test_a_request_that_fails_is_found_and_blamed_alone(
         return sample(logits, rows, *more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(target_module, "sample", fail)
+        broken.setattr(verification, "sample", fail)
         report = await run_fuzz(subject, num_cases=BATCH_SIZE, seed=1)
         assert [finding.cases for finding in report.findings] == [(guilty,)]
         assert json.dumps(guilty) in str(report.findings[0])

@@ -75,6 +75,7 @@ BAD: dict[str, dict[str, Any]] = {
     "negative token": {"new_tokens": (5, -1)},
     "too long": {"new_tokens": (5,) * 1000},
     "no token": {"new_tokens": ()},
+    "drafts asked for": {"next_k": 2},
 }
 
 

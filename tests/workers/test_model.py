@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.tiny_models import RARE, SUPPORTED, UNSUPPORTED, VOCAB_SIZE, make_config, save_model
-from workers.attention import Chunk
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import has_streams
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.model import Model, load_model
+from workers.step_plan import StepPlan
 
 BLOCK_SIZE = 4
 SEQUENCE_LENS = (17, 9, 30)
@@ -47,15 +47,17 @@ def paged_logits(
     logits: list[list[torch.Tensor]] = [[], [], []]
     for step in steps:
         order = [index for index in (2, 0, 1) if step[index]]
-        chunks, tokens = [], []
+        plan = StepPlan()
         for index in order:
-            chunks.append(
-                Chunk(cached_len=done[index], num_new=step[index], block_table=BLOCK_TABLES[index])
+            plan.add_chunk(
+                sequences[index][done[index] : done[index] + step[index]],
+                cached_len=done[index],
+                block_table=BLOCK_TABLES[index],
+                num_logits=step[index],
             )
-            tokens += sequences[index][done[index] : done[index] + step[index]]
             done[index] += step[index]
-        inputs = model.prepare(layers, chunks, tokens, range(len(tokens)), block_size=BLOCK_SIZE)
-        rows = model.forward(inputs).split([chunk.num_new for chunk in chunks])
+        inputs = model.prepare(layers, plan, block_size=BLOCK_SIZE)
+        rows = model.forward(inputs).split([chunk.num_new for chunk in plan.chunks])
         for index, row in zip(order, rows, strict=True):
             logits[index].append(row)
     assert done == list(SEQUENCE_LENS)

@@ -26,6 +26,7 @@ from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.tokenizer import find_tokenizer
 from workers.types import SamplingParams, VerifyRequest
+from workers.verification import CoupledRule, JudgedRun, Verdict
 
 
 def random_drafts(length: int, seed: int = 0) -> Drafts:
@@ -332,3 +333,49 @@ class TestCacheSize:
     def test_no_more_is_allocated_than_can_be_used(self, tiny_model: Callable[..., Model]) -> None:
         target = Target(tiny_model("llama"), CacheOptions(block_size=16, max_num_seqs=3))
         assert target.info.num_blocks == 3 * 256 // 16
+
+
+class Sceptic:
+    """A rule that accepts no draft: the target's own token at the first position is all."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        self._coupled = CoupledRule()
+
+    def judge(self, logits: torch.Tensor, runs: Sequence[JudgedRun]) -> list[Verdict]:
+        self.shapes.append((len(logits), sum(len(run.draft_tokens) + 1 for run in runs)))
+        return [
+            Verdict(tokens=verdict.tokens[:1], num_accepted=0, num_tested=verdict.num_tested)
+            for verdict in self._coupled.judge(logits, runs)
+        ]
+
+
+def test_the_rule_decides_what_is_accepted(tiny_model: Callable[..., Model]) -> None:
+    """It is given a row of logits for each draft and one more; what it rejects is rolled back."""
+    model, prompt = tiny_model("llama"), make_prompt(0, 20)
+    plain = generate(Target(model, CACHE), prompt, 20)
+    rule = Sceptic()
+    target = Target(model, CACHE, rule=rule)
+    drafts = knowing_drafts(plain, len(prompt), 4, wrong_every=100)
+    assert generate(target, prompt, 20, drafts=drafts) == plain
+    assert len(rule.shapes) == 20  # a token in each step
+    assert all(num_rows == wanted for num_rows, wanted in rule.shapes)
+    assert max(wanted for _, wanted in rule.shapes) == 5
+
+
+def test_a_rule_that_fails_for_one_sequence_fails_for_it_alone(
+    tiny_model: Callable[..., Model],
+) -> None:
+    class Picky(CoupledRule):
+        def judge(self, logits: torch.Tensor, runs: Sequence[JudgedRun]) -> list[Verdict]:
+            if any(run.draft_tokens for run in runs):
+                raise ArithmeticError("no drafts, please")
+            return super().judge(logits, runs)
+
+    model = tiny_model("llama")
+    request = VerifyRequest(seq_id="good", base_len=0, new_tokens=(5, 6), prompt_len=2)
+    (alone,) = Target(model, CACHE).verify([request])
+    drafted = dataclasses.replace(request, seq_id="drafted", draft_tokens=(7,))
+    failed, good = Target(model, CACHE, rule=Picky()).verify([drafted, request])
+    assert "internal error" in failed.error
+    assert good == alone

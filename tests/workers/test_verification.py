@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from workers.verification import judge
+from workers.verification import accept_matching
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_leading_matches_are_accepted(
     num_accepted: int,
     num_tested: int,
 ) -> None:
-    verdict = judge(draft_tokens, target_tokens)
+    verdict = accept_matching(draft_tokens, target_tokens)
     assert verdict.tokens == tokens
     assert (verdict.num_accepted, verdict.num_tested) == (num_accepted, num_tested)
 
@@ -52,7 +52,7 @@ def test_emitted_law_is_the_targets_by_enumeration(gamma: int) -> None:
             probability = Fraction(1)
             for index, token in enumerate(target):
                 probability *= law(drafts[:index], token)
-            tokens = judge(drafts, target).tokens
+            tokens = accept_matching(drafts, target).tokens
             emitted[tokens] = emitted.get(tokens, Fraction(0)) + probability
         for tokens, probability in emitted.items():
             expected = Fraction(1)

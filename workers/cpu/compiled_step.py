@@ -24,8 +24,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from workers import attention
-from workers.attention import AttentionBatch, LayerCache
+from workers import attention, attention_batch
+from workers.attention_batch import AttentionBatch, LayerCache
 from workers.cpu import kernel as cpu_kernel
 from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
@@ -114,7 +114,7 @@ class CompiledStep:
 
     @torch.inference_mode()
     def __call__(self, inputs: StepInputs) -> Tensor:
-        """As Model.forward.  # [num_rows, vocab]"""
+        """Run a step as Model.forward does.  # [num_rows, vocab]"""
         *vectors, keys, values = _tensors(inputs)
         outputs: list[Tensor] = self._run([*vectors, *keys, *values])
         return outputs[0]
@@ -175,7 +175,7 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     config = model.module.config.to_dict()
     config.pop("_name_or_path", None)
     forward = sys.modules[type(model.module).__module__]
-    own_modules = (attention, cpu_kernel, native, packed_linear, step_probe)
+    own_modules = (attention, attention_batch, cpu_kernel, native, packed_linear, step_probe)
     traced = (forward, *own_modules, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
     shape = {
@@ -196,7 +196,7 @@ def _weights_of(model: Model) -> dict[str, Tensor]:
 
 
 def _compile(spec: StepSpec, output: Path) -> None:
-    """In a process of its own: tracing would disturb the model that serves meanwhile."""
+    """Compile in a process of its own: tracing would disturb the model that serves meanwhile."""
     logger.info("compiling the forward of %s, once on this machine", spec.model)
     started = time.monotonic()
     result = subprocess.run(

@@ -116,7 +116,7 @@ def pack_linears(module: nn.Module) -> int:
 
 
 def _pack(linear: nn.Linear) -> nn.Module | None:
-    """None where it is to stay as it is."""
+    """The layer laid out anew; None where it is to stay as it is."""
     dtype = linear.weight.dtype
     if linear.weight.device.type != "cpu":
         return None
@@ -133,11 +133,11 @@ def join_products(program: ExportedProgram) -> None:
     alone does both.
     """
     graph = program.graph
-    of_inputs: dict[Node, list[Node]] = {}
+    by_inputs: dict[Node, list[Node]] = {}
     streamed = torch.ops.tandem.streamed_linear.default
     for product in graph.find_nodes(op="call_function", target=streamed):
-        of_inputs.setdefault(product.args[0], []).append(product)
-    for inputs, products in of_inputs.items():
+        by_inputs.setdefault(product.args[0], []).append(product)
+    for inputs, products in by_inputs.items():
         if len(products) > 1:
             _join(graph, inputs, products)
     graph.lint()

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from workers.attention import Chunk, LayerCache
+from workers.attention_batch import LayerCache
 from workers.model import Model, StepInputs
+from workers.step_plan import StepPlan
 
 # The largest difference of logits to the model's own, relative to the largest logit.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
@@ -35,22 +36,16 @@ def make_inputs(
             raise ValueError(f"a test case of {num_slots} tokens; the cache has {len(layer.keys)}")
         layer.keys[:num_slots] = 0
         layer.values[:num_slots] = 0
-    chunks = [
-        Chunk(
+    plan = StepPlan()
+    for index, (cached, new) in enumerate(lens):
+        first = len(plan.tokens)
+        plan.add_chunk(
+            [(7 * token) % model.vocab_size for token in range(first, first + new)],
             cached_len=cached,
-            num_new=new,
             block_table=range(index * blocks_each, (index + 1) * blocks_each),
+            num_logits=new,
         )
-        for index, (cached, new) in enumerate(lens)
-    ]
-    num_tokens = sum(new for _, new in lens)
-    return model.prepare(
-        layers,
-        chunks,
-        [(7 * index) % model.vocab_size for index in range(num_tokens)],
-        range(num_tokens),
-        block_size=block_size,
-    )
+    return model.prepare(layers, plan, block_size=block_size)
 
 
 def probe_error(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 SOFT_PAUSE = 1
 
 
-def let_go() -> None:
+def park() -> None:
     """End the threads that helped the calling one with its steps; the next step makes new ones.
 
     They would spin for about 10 ms after a step, waiting for the next, and keep from their cores

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.attention import AttentionBatch, LayerCache
+from workers.attention_batch import AttentionBatch, LayerCache
 from workers.cpu import step_probe
 from workers.errors import first_line
 from workers.model import Model, StepInputs
@@ -22,13 +22,13 @@ from workers.paged_kernel import VarlenBatch
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Tokens of a graph."""
+"""The numbers of tokens that there is a graph for."""
 NUM_WARM_UPS = 2
 """Runs before a recording, in which libraries allocate what they need."""
 
 Replay = Callable[[], Tensor]
 Record = Callable[[Callable[[], Tensor]], Replay]
-"""Makes of a function that launches kernels one that launches them again."""
+"""Turns a function that launches kernels into one that launches the same ones again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,11 @@ class CacheShape:
     block_size: int
     max_model_len: int
     spare_block: int
-    """One that no sequence is given."""
+    """A block that no sequence is given, and that holds finite numbers."""
 
     @property
     def max_blocks(self) -> int:
-        """Of a sequence."""
+        """Blocks that a sequence has at most."""
         return -(-self.max_model_len // self.block_size)
 
 
@@ -55,17 +55,16 @@ class GraphedStep:
     ) -> None:
         """Record all graphs; no other work may be on the device meanwhile."""
         self._forward = model.forward
-        for layer in cache.layers:  # memory that was never written may hold NaN
-            spare = slice(cache.spare_block * cache.block_size, None)
-            layer.keys[spare] = 0
-            layer.values[spare] = 0
         # the largest first: the others find room in its memory
         largest_first = [_Graph(model, cache, size, record) for size in sorted(sizes)[::-1]]
         self._graphs = largest_first[::-1]
 
     @torch.inference_mode()
     def __call__(self, inputs: StepInputs) -> Tensor:
-        """As Model.forward; the result is overwritten by the next step.  # [num_rows, vocab]"""
+        """Run a step as Model.forward does; the next one overwrites the result.
+
+        # [num_rows, vocab]
+        """
         num_tokens = inputs.tokens.shape[1]
         graph = next((graph for graph in self._graphs if graph.size >= num_tokens), None)
         return self._forward(inputs) if graph is None else graph(inputs)
@@ -113,7 +112,7 @@ class _Graph:
 
 
 def _empty_inputs(cache: CacheShape, size: int, device: torch.device) -> StepInputs:
-    """Of that many tokens, of as many sequences at most, and of one more that pads them."""
+    """A step of `size` tokens, of as many sequences at most, and of one more that pads them."""
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(*shape, dtype=dtype, device=device)

@@ -7,32 +7,30 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workers.backlog import WorkItem
 from workers.cpu.packed_linear import has_streams
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
-from workers.paged_model import CacheOptions, Run
+from workers.paged_model import CacheOptions
 from workers.sampling import NO_TOKEN, SamplingRow, sample_with_confidence
+from workers.scheduler import ScheduledRun
+from workers.step_plan import StepPlan
+from workers.step_times import DRAFT_SIZES
 from workers.step_worker import StepWorker
-from workers.types import ProposeRequest, ProposeResult
+from workers.types import ProposeRequest, ProposeResult, SamplingParams
 
-# Of bf16 weights: in fp32 they still fit a core's caches.
 SMALL_MODEL_BYTES = 8 * 1024**2
-# Of a confidence; more would only lengthen messages.
+"""Size of bf16 weights up to which a model still fits a core's caches in fp32."""
 CONFIDENCE_DIGITS = 5
+"""Decimals of a confidence; more would only lengthen messages."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Drafting:
-    """One sequence in a step."""
+    """One sequence in a step, and the drafts that it has so far."""
 
-    item: WorkItem[ProposeRequest]
-    num_committed: int
-    """Of the item's remaining tokens, those run in this step."""
+    run: ScheduledRun[ProposeRequest]
     k: int
     """Drafts to make; 0 unless the step runs the newest committed token."""
-    is_last: bool
-    """Whether the item is answered after this step."""
     draft_tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     has_ended: bool = False
@@ -40,16 +38,16 @@ class _Drafting:
 
     @property
     def wants_more(self) -> bool:
-        is_sure = math.prod(self.confidences) >= self.item.request.stop_below
+        is_sure = math.prod(self.confidences) >= self.run.item.request.stop_below
         return is_sure and len(self.draft_tokens) < self.k and not self.has_ended
 
     @property
     def sequence(self) -> CachedSequence:
-        return self.item.sequence
+        return self.run.sequence
 
 
 def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
-    """As load_model, but a small bf16 model on a CPU without our kernel is run in fp32.
+    """Load a model; a small bf16 one on a CPU without our kernel is run in fp32.
 
     A bf16 product costs oneDNN about 15 microseconds, however small it is, an fp32 one 3; drafts
     may differ a little, which no text shows.
@@ -70,6 +68,9 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
     never run: the newest two tokens are run then.
     """
 
+    result_type = ProposeResult
+    timed_sizes = DRAFT_SIZES
+
     def __init__(
         self, model: Model, cache: CacheOptions | None = None, *, max_batched_tokens: int = 512
     ) -> None:
@@ -80,107 +81,57 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         """At most k drafts for every sequence of the batch; see `run_batch`."""
         return self.run_batch(batch)
 
-    def unanswered(
-        self,
-        seq_id: str,
-        *,
-        needs_tokens_from: int | None = None,
-        is_released: bool = False,
-        error: str = "",
-    ) -> ProposeResult:
-        return ProposeResult(
-            seq_id=seq_id,
-            needs_tokens_from=needs_tokens_from,
-            is_released=is_released,
-            error=error,
-        )
-
     def _check(self, request: ProposeRequest) -> None:
         """Refuse nothing: the target knows its tokens, and those unknown here are stood in for."""
 
-    def _step(self) -> tuple[list[ProposeResult], bool]:
-        plan = self._plan()
-        if not plan:
-            return [], False
-        self._catch_up(plan)
-        drafting = plan
+    def _num_drafts(self, request: ProposeRequest, given_len: int) -> int:
+        """How many of the drafts asked for a sequence of that length can have."""
+        return max(0, min(request.k, self._paged.max_model_len - given_len))
+
+    def _num_draft_slots(self, request: ProposeRequest, given_len: int) -> int:
+        """One less than there are drafts: the last one is not run."""
+        return max(0, self._num_drafts(request, given_len) - 1)
+
+    def _serve(self, runs: Sequence[ScheduledRun[ProposeRequest]]) -> list[ProposeResult]:
+        entries = [self._start(run) for run in runs]
+        self._catch_up(entries)
+        drafting = entries
         while drafting := [entry for entry in drafting if entry.wants_more]:
             self._draft(drafting)
         answers = []
-        for entry in plan:
-            if entry.is_last and entry.sequence.seq_id in self._backlog:
-                with self._alone(entry.sequence.seq_id):
+        for entry in entries:
+            if entry.run.is_last and entry.sequence.seq_id in self._backlog:
+                with self._isolated(entry.sequence.seq_id):
                     answers.append(self._answer(entry))
-        return answers, True
+        return answers
 
-    def _plan(self) -> list[_Drafting]:
-        """Every short item, then prompts up to the token budget."""
-        plan: list[_Drafting] = []
-        budget = self._max_batched_tokens
-        for item in self._backlog.in_turn():
-            if item.sequence.seq_id not in self._backlog:  # preempted for an earlier one
-                continue
-            num_committed = len(item.remaining)
-            if item.is_prefill:
-                num_committed = min(num_committed, budget)
-                if num_committed <= 0:
-                    break
-            entry = None
-            with self._alone(item.sequence.seq_id):
-                entry = self._make_room(item, num_committed, [e.sequence for e in plan])
-            if entry is not None:
-                plan.append(entry)
-                budget -= num_committed
-        return plan
+    def _start(self, run: ScheduledRun[ProposeRequest]) -> _Drafting:
+        given_len = run.sequence.cached_len + len(run.tokens)
+        num_drafts = self._num_drafts(run.item.request, given_len) if run.is_last else 0
+        return _Drafting(run=run, k=min(num_drafts, run.num_draft_slots + 1))
 
-    def _make_room(
-        self, item: WorkItem[ProposeRequest], num_committed: int, planned: list[CachedSequence]
-    ) -> _Drafting | None:
-        committed_len = item.sequence.cached_len + num_committed
-        is_last = num_committed == len(item.remaining)
-        k = item.request.k if is_last else 0
-        # the last draft is not run, so it needs no slot
-        k = max(0, min(k, self._paged.max_model_len - committed_len))
-        reserved_len = self._backlog.make_room(
-            item.sequence,
-            wanted=committed_len + max(0, k - 1),
-            least=committed_len,
-            keep=planned,
-        )
-        if reserved_len is None:
-            return None
-        return _Drafting(
-            item=item,
-            num_committed=num_committed,
-            k=min(k, reserved_len - committed_len + 1),
-            is_last=is_last,
-        )
+    def _catch_up(self, entries: Sequence[_Drafting]) -> None:
+        """Run the given tokens that the cache lacks; the newest decides the first draft."""
+        plan = StepPlan()
+        for entry in entries:
+            plan.add(entry.sequence, entry.run.tokens, num_logits=int(entry.k > 0))
+        logits = self._forward(plan)
+        for entry in entries:
+            entry.run.record(entry.run.tokens)
+        self._sample_drafts([entry for entry in entries if entry.k > 0], logits)
 
-    def _catch_up(self, plan: list[_Drafting]) -> None:
-        """Run the committed tokens the cache lacks; the newest decides the first draft."""
-        runs = [
-            Run(
-                sequence=entry.sequence,
-                tokens=entry.item.remaining[: entry.num_committed],
-                num_logits=int(entry.k > 0),
-            )
-            for entry in plan
-        ]
-        self._run_and_sample(runs, [entry for entry in plan if entry.k > 0])
-        for entry in plan:
-            if not entry.is_last:
-                entry.item.remaining = entry.item.remaining[entry.num_committed :]
-
-    def _draft(self, drafting: list[_Drafting]) -> None:
+    def _draft(self, drafting: Sequence[_Drafting]) -> None:
         """Run each newest draft to get the next one."""
-        runs = [
-            Run(sequence=entry.sequence, tokens=entry.draft_tokens[-1:], num_logits=1)
-            for entry in drafting
-        ]
-        self._run_and_sample(runs, drafting)
+        plan = StepPlan()
+        for entry in drafting:
+            plan.add(entry.sequence, entry.draft_tokens[-1:], num_logits=1)
+        logits = self._forward(plan)
+        for entry in drafting:
+            entry.run.record(entry.draft_tokens[-1:])
+        self._sample_drafts(drafting, logits)
 
-    def _run_and_sample(self, runs: list[Run], drafting: list[_Drafting]) -> None:
-        logits = self._paged.run(runs)
+    def _sample_drafts(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
+        """As `_sample`, but what one sequence raises ends that one.  # logits [drafting, vocab]"""
         if not drafting:
             return
         try:
@@ -188,12 +139,12 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         except Exception:  # of one of them: each by itself shows whose
             for row, entry in enumerate(drafting):
                 has_failed = True
-                with self._alone(entry.sequence.seq_id):
+                with self._isolated(entry.sequence.seq_id):
                     self._sample([entry], logits[row : row + 1])
                     has_failed = False
                 entry.has_ended |= has_failed
 
-    def _sample(self, drafting: list[_Drafting], logits: Tensor) -> None:
+    def _sample(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
         tokens, confidences = sample_with_confidence(logits, [_sampling_row(e) for e in drafting])
         for entry, token, confidence in zip(drafting, tokens, confidences, strict=True):
@@ -204,16 +155,20 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             entry.confidences.append(round(confidence, CONFIDENCE_DIGITS))
 
     def _answer(self, entry: _Drafting) -> ProposeResult:
-        self._backlog.finish(entry.item)
+        self._backlog.finish(entry.run.item)
         return ProposeResult(
             seq_id=entry.sequence.seq_id,
             draft_tokens=tuple(entry.draft_tokens),
             confidences=tuple(entry.confidences),
         )
 
+    def _decide(self, logits: Tensor) -> None:
+        row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)
+        sample_with_confidence(logits, [row] * len(logits))
+
 
 def _sampling_row(entry: _Drafting) -> SamplingRow:
-    request, tokens = entry.item.request, entry.sequence.tokens
+    request, tokens = entry.run.item.request, entry.sequence.tokens
     return SamplingRow(
         params=request.sampling,
         seed=request.seed,

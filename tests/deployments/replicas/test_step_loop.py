@@ -11,7 +11,8 @@ from tests.tiny_models import save_model
 from workers.errors import WorkerFailedError
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
-from workers.target import MIN_PREFILL_CHUNK, Target
+from workers.scheduler import MIN_PREFILL_CHUNK
+from workers.target import Target
 from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
 
 Loop = StepLoop[VerifyRequest, VerifyResult]
@@ -114,7 +115,9 @@ async def test_a_worker_rests_when_all_is_answered(
 ) -> None:
     loop = start_loop()
     steps_at_rest: list[int] = []
-    monkeypatch.setattr(loop.worker, "rest", lambda: steps_at_rest.append(loop.work.num_steps))
+    monkeypatch.setattr(
+        loop.worker, "park_threads", lambda: steps_at_rest.append(loop.work.num_steps)
+    )
     await run(loop, [make_request("long", tokens=[3] * 40)])
     await run(loop, [make_request("s")])
     async with asyncio.timeout(5):
@@ -366,3 +369,58 @@ async def test_a_call_that_waits_long_is_told_so_and_goes_on_where_it_was(
     )
     (whole,) = await run(loop, [make_request("other", tokens=tokens)])
     assert result.tokens == whole.tokens
+
+
+def switch_forward(loop: Loop) -> None:
+    """As when a compiled forward takes over."""
+    paged = loop.worker._paged
+    own = paged.forward
+    paged.forward = lambda inputs: own(inputs)
+
+
+async def test_an_idle_worker_times_its_steps_anew(start_loop: Callable[..., Loop]) -> None:
+    loop = start_loop()
+    loop.worker.step_table.measure()
+    assert (await loop.run([make_request("s")])).steps_version == 0
+    switch_forward(loop)
+    loop._sweep_once()
+    async with asyncio.timeout(20):
+        while loop.worker.step_table.is_outdated:
+            await asyncio.sleep(0.001)
+    assert (await loop.run([make_request("t")])).steps_version == 1
+    assert loop.work.num_tokens == 6  # timed steps are not counted
+
+
+async def test_a_busy_worker_times_at_most_one_step_beside_each(
+    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = start_loop()
+    table = loop.worker.step_table
+    table.measure()
+    expected = await run(loop, [make_request("s", [7] * 200)])
+    switch_forward(loop)
+    time_one_step = table.time_one_step
+    steps_when_timed: list[int] = []
+
+    def note() -> float:
+        steps_when_timed.append(loop.work.num_steps)
+        return time_one_step()
+
+    monkeypatch.setattr(table, "time_one_step", note)
+    results = await run(loop, [make_request("s2", [7] * 200)])
+    assert results[0].tokens == expected[0].tokens
+    assert steps_when_timed
+    assert len(set(steps_when_timed)) == len(steps_when_timed)
+
+
+async def test_steps_are_measured_at_once_where_another_forward_runs_them(
+    start_loop: Callable[..., Loop],
+) -> None:
+    loop = start_loop()
+    table = loop.worker.step_table
+    table.measure()
+    loop.measure_steps()
+    assert table.version == 0
+    switch_forward(loop)
+    loop.measure_steps()
+    assert (table.version, table.is_outdated) == (1, False)

@@ -32,6 +32,13 @@ class Worker:
     warnings = ()
 
     def __init__(self) -> None:
+        self.times_measured: list[int] = []
+        """How many steps there had been when its step times were measured."""
+        self.step_table = SimpleNamespace(
+            is_outdated=False,
+            version=0,
+            measure=lambda: self.times_measured.append(len(self.steps)),
+        )
         self.steps: list[list[str]] = []
         """What was in each, from when it began."""
         self.released: list[str] = []
@@ -46,7 +53,7 @@ class Worker:
     def unanswered(self, seq_id: str, **why: Any) -> VerifyResult:
         return VerifyResult(seq_id=seq_id, **why)
 
-    def give_back(self, seq_ids: Iterable[str]) -> list[VerifyResult]:  # noqa: ARG002
+    def report_progress(self, seq_ids: Iterable[str]) -> list[VerifyResult]:  # noqa: ARG002
         return []
 
     def release(self, seq_ids: Iterable[str]) -> None:
@@ -58,7 +65,7 @@ class Worker:
         self._left[request.seq_id] = len(request.new_tokens)
         return []
 
-    def rest(self) -> None:
+    def park_threads(self) -> None:
         pass
 
     def step(self) -> tuple[list[VerifyResult], bool]:
@@ -270,3 +277,7 @@ async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(f"{__name__}.Worker", fail)
     with pytest.raises(OSError, match="no such model"):
         await Replica.start()
+
+
+async def test_a_worker_times_its_steps_before_its_first_call(replica: Replica) -> None:
+    assert replica.worker.times_measured == [0]

@@ -36,7 +36,7 @@ from workers.types import (
     VerifyRequest,
     VerifyResult,
 )
-from workers.verification import judge
+from workers.verification import accept_matching
 
 NUM_TOKENS_OF_ALPHABET = 6
 """Few, so that wrong drafts are right at times."""
@@ -172,7 +172,7 @@ class Targets:
         length = request.base_len + len(request.new_tokens)
         drafts = request.draft_tokens[: self.world.rng.choice([1, 4, 100])]
         own = [token_at(request.seed, length + index) for index in range(len(drafts) + 1)]
-        verdict = judge(drafts, own)
+        verdict = accept_matching(drafts, own)
         cache[seq_id] = length + verdict.num_accepted
         self.world.num_losses[seq_id] = 0
         return VerifyResult(

@@ -87,7 +87,7 @@ def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> Non
     plain = Target(make_model(tmp_path), CACHE)
     target = Target(make_model(tmp_path), CACHE)
     target.start_compiling().join()
-    assert isinstance(target._paged._forward._forward, CompiledStep)
+    assert isinstance(target._paged.forward, CompiledStep)
     for seed in range(4):
         prompt = make_prompt(seed, 10 + 7 * seed)
         for sampling in (GREEDY, SAMPLED):
@@ -108,7 +108,7 @@ def test_what_differs_is_not_used(
     monkeypatch.setattr(step_probe, "probe_error", lambda *_, **__: error)
     target = Target(make_model(tmp_path / "model"), CACHE)
     target.start_compiling().join()
-    assert target._paged._forward._forward == target._paged.model.forward
+    assert target._paged.forward == target._paged.model.forward
     assert f"is off by {error:.3g}: not used" in caplog.text
 
 

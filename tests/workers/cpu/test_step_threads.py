@@ -20,7 +20,7 @@ def test_helpers_end_and_come_back() -> None:
         for _ in range(2):
             products.append(matrix @ matrix)
             num_threads.append(process.num_threads())
-            step_threads.let_go()
+            step_threads.park()
             num_threads.append(process.num_threads())
 
     thread = threading.Thread(target=work)

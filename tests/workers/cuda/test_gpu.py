@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster import bundled
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
+from tandem.decoding import Decoder
+from tandem.gpu_report.subjects import make_prompts as make_code_prompts
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.attention import Chunk, LayerCache
+from workers.attention_batch import LayerCache
 from workers.cuda.graphed_step import GraphedStep
+from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.step_plan import StepPlan
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest
 
@@ -39,6 +44,25 @@ def test_fp32_tokens_equal_the_cpus(family: str, sampling: SamplingParams, tmp_p
         assert generate(on_cuda, prompt, 40, sampling=sampling) == expected
         drafted = generate(on_cuda, prompt, 40, sampling=sampling, drafts=random_drafts(4))
         assert drafted == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_bundled_pair_writes_what_it_writes_on_a_cpu(sampling: SamplingParams) -> None:
+    """In fp32, with drafts of the bundled draft made on the device and without."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    names = [bundled.resolve(name) for name in (bundled.TARGET_NAME, bundled.DRAFT_NAME)]
+    cache = CacheOptions(block_size=16, max_num_seqs=8, max_model_len=256)
+
+    def make_decoder(device: str) -> Decoder:
+        target, draft = (load_model(name, dtype="float32", device=device) for name in names)
+        return Decoder(Target(target, cache), ModelDrafter(draft, cache))
+
+    prompts = [prompt[:60] for prompt in make_code_prompts(4)]
+    expected = make_decoder("cpu").decode(prompts, 40, sampling=sampling)
+    on_cuda = make_decoder("cuda")
+    for gamma in (0, 4):
+        assert on_cuda.decode(prompts, 40, gamma=gamma, sampling=sampling) == expected
+    assert on_cuda.num_accepted > 0
 
 
 def test_the_first_rank_of_a_group_decodes_on_cuda(tmp_path: Path) -> None:
@@ -84,11 +108,11 @@ def _verify_logits(model: Model, layers: Sequence[LayerCache], block_size: int) 
     table = [3, 1, 5, 0, 2, 4, 6][: -(-40 // block_size)]
     logits = torch.empty(0)
     for start, end in ((0, 35), (35, 40)):
-        chunk = Chunk(cached_len=start, num_new=end - start, block_table=table)
-        rows = range(end - start)
-        logits = model.forward(
-            model.prepare(layers, [chunk], tokens[start:end], rows, block_size=block_size)
+        plan = StepPlan()
+        plan.add_chunk(
+            tokens[start:end], cached_len=start, block_table=table, num_logits=end - start
         )
+        logits = model.forward(model.prepare(layers, plan, block_size=block_size))
     return logits.float()
 
 
@@ -125,7 +149,7 @@ def test_graphs_are_used_and_differ_at_near_ties_only(
             Target(load_model(name, dtype="bfloat16", device="cuda"), cache) for _ in range(2)
         )
         graphed.start_compiling().join()
-        assert isinstance(graphed._paged._forward._forward, GraphedStep)
+        assert isinstance(graphed._paged.forward, GraphedStep)
         for seed in range(5):
             prompt = make_prompt(seed, 20)
             expected = generate(plain, prompt, 60)
@@ -151,10 +175,9 @@ def _logit_gap(reference: Target, prefix: list[int], first: int, second: int) ->
     """Between two tokens after a prefix, in fp32: the bias that makes the second one win."""
     model = reference._paged.model
     layers = model.make_cache(16, 16)
-    chunk = Chunk(cached_len=0, num_new=len(prefix), block_table=range(16))
-    logits = model.forward(
-        model.prepare(layers, [chunk], prefix, [len(prefix) - 1], block_size=16)
-    )[0]
+    plan = StepPlan()
+    plan.add_chunk(prefix, cached_len=0, block_table=range(16), num_logits=1)
+    logits = model.forward(model.prepare(layers, plan, block_size=16))[0]
     return float((logits[first] - logits[second]).abs())
 
 

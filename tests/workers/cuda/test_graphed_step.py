@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.tiny_models import save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.attention import LayerCache
+from workers.attention_batch import LayerCache
 from workers.cpu import native
 from workers.cpu.step_probe import make_inputs
 from workers.cuda import graphed_step
@@ -54,11 +54,13 @@ def make_step(model: Model, layers: tuple[LayerCache, ...]) -> GraphedStep:
 
 
 def make_layers(model: Model) -> tuple[LayerCache, ...]:
-    """A cache with a spare block, of which nothing was written."""
+    """A cache of which nothing was written, and a spare block that holds finite numbers."""
     layers = model.make_cache(NUM_BLOCKS + 1, BLOCK_SIZE)
     for layer in layers:
         layer.keys.fill_(torch.nan)
         layer.values.fill_(torch.nan)
+        layer.keys[NUM_BLOCKS * BLOCK_SIZE :] = 0
+        layer.values[NUM_BLOCKS * BLOCK_SIZE :] = 0
     return layers
 
 
@@ -90,14 +92,14 @@ def test_texts_are_the_same(sampling: object, tmp_path: Path) -> None:
     plain, target = (
         Target(load_model(name, dtype="float32", device="cpu"), cache) for _ in range(2)
     )
-    forward = target._paged._forward
+    paged = target._paged
     shape = CacheShape(
-        layers=forward._layers,
+        layers=paged._layers,
         block_size=BLOCK_SIZE,
         max_model_len=target.info.max_model_len,
         spare_block=target.info.num_blocks,
     )
-    forward._forward = GraphedStep(target._paged.model, shape, call_again, SIZES)
+    paged.forward = GraphedStep(paged.model, shape, call_again, SIZES)
     for seed in range(4):
         prompt = make_prompt(seed, 10 + 7 * seed)
         expected = generate(plain, prompt, 40, sampling=sampling)

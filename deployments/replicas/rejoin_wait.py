@@ -1,4 +1,4 @@
-"""How long a worker waits for those it has just answered. Pure.
+"""How long a worker waits for those it has just answered.
 
 A caller is back with its next question once it has committed the answer and fetched drafts. If a
 step of long prompts began meanwhile, it would wait for all of that step, and so every other step
@@ -6,21 +6,21 @@ would run without it; yet in that step its few tokens would cost little.
 """
 
 MOST_SHARE = 0.5
-"""Of the last step's time: who takes longer to come back is not waited for."""
+"""Wait for returning callers only if they usually return within this share of the last step."""
 PATIENCE = 2.0
-"""Times the usual return that are waited at most."""
+"""The longest wait, as a multiple of the usual return."""
 RATE = 0.2
-"""The weight of the newest return among all."""
+"""The weight of the newest return in the moving average."""
 
 
-class Linger:
+class RejoinWait:
     """Learns how soon callers come back. All times are in seconds."""
 
     def __init__(self) -> None:
         self._usual_s: float | None = None
 
     def observe(self, return_s: float) -> None:
-        """A caller was back so long after its answer, or was waited for in vain."""
+        """Learn from a caller that was back so long after its answer, or did not come so long."""
         before_s = return_s if self._usual_s is None else self._usual_s
         self._usual_s = before_s + RATE * (return_s - before_s)
 

@@ -1,0 +1,59 @@
+"""Step 1: the tests of the workers that need a CUDA device."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tandem.gpu_report.findings import Notebook
+from tandem.gpu_report.steps import ROOT
+
+GPU_TESTS = ("-m", "gpu", "tests/workers")
+SMALL_TESTS = ("tests/workers/test_verification.py",)
+"""Stands in for them where there is no such device."""
+OUTCOME = re.compile(
+    r"^(?P<test>tests/\S+::.+?) (?P<outcome>PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE
+)
+NUM_LAST_LINES = 60
+
+
+def run(notebook: Notebook, *, is_small: bool) -> None:
+    """Run pytest, as `make test-gpu` does, and note what each test came to."""
+    tests = SMALL_TESTS if is_small else GPU_TESTS
+    command = [
+        *(sys.executable, "-m", "pytest", "-o", "addopts=", "-o", "filterwarnings=default"),
+        *("-v", "--color=no", "-p", "no:cacheprovider", "--tb=short", *tests),
+    ]
+    output, is_cut = _run(command, max(1.0, notebook.left_s))
+    outcomes = OUTCOME.findall(output)
+    counts = {
+        outcome.lower(): sum(found == outcome for _, found in outcomes)
+        for outcome in ("PASSED", "FAILED", "ERROR", "SKIPPED")
+    }
+    notebook.add("Checks", dict(counts))
+    for test, outcome in outcomes:
+        if outcome in ("FAILED", "ERROR"):
+            notebook.note(f"{outcome.lower()}: `{test}`")
+    if is_cut:
+        notebook.skip("the checks after the last of these")
+    if is_cut or counts["failed"] or counts["error"] or not outcomes:
+        last_lines = "\n".join(output.splitlines()[-NUM_LAST_LINES:])
+        notebook.note(f"The last lines of pytest:\n\n```\n{last_lines}\n```")
+
+
+def _run(command: Sequence[str], timeout_s: float) -> tuple[str, bool]:
+    """The output, and whether it ran out of time."""
+    try:
+        result = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""
+        return output.decode() if isinstance(output, bytes) else output, True
+    return result.stdout, False

@@ -1,0 +1,40 @@
+"""What a stream carries arrives as it was; what is absent has its default."""
+
+import json
+
+from deployments.transport.messages import LENGTH_BYTES, VERIFY, Answer, Call
+from workers.types import DraftTokens, Reply, VerifyRequest, VerifyResult
+
+
+def test_drafts_ride_both_ways() -> None:
+    request = VerifyRequest(
+        seq_id="s", base_len=4, new_tokens=(5,), draft_tokens=(6, 7), prompt_len=3, next_k=4
+    )
+    call = Call(kind="run", call_id=1, batch=(request,))
+    assert VERIFY.decode_call(VERIFY.encode_call(call)[LENGTH_BYTES:]) == call
+    drafts = DraftTokens(tokens=(8, 9), confidences=(0.5, 0.25), source="early_exit")
+    result = VerifyResult(seq_id="s", tokens=(6, 1), num_accepted=1, next_drafts=drafts)
+    answer = Answer(call_id=1, reply=make_reply(result, steps_version=2))
+    assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[LENGTH_BYTES:]) == answer
+
+
+def test_what_has_its_default_is_not_sent() -> None:
+    result = VerifyResult(seq_id="s", tokens=(6,))
+    payload = VERIFY.encode_answer(Answer(call_id=1, reply=make_reply(result)))[LENGTH_BYTES:]
+    assert json.loads(payload)["reply"]["results"] == [{"seq_id": "s", "tokens": [6]}]
+    assert "steps_version" not in json.loads(payload)["reply"]
+    reply = VERIFY.decode_answer(payload).reply
+    assert reply is not None
+    assert reply.results == (result,)
+
+
+def make_reply(result: VerifyResult, *, steps_version: int = 0) -> Reply[VerifyResult]:
+    return Reply(
+        replica_id="one",
+        compute_s=0.5,
+        num_steps=1,
+        num_tokens=3,
+        num_prefill_tokens=0,
+        results=(result,),
+        steps_version=steps_version,
+    )

@@ -1,0 +1,201 @@
+"""What every attention layer needs to know of a step, prepared once for all of them.
+
+Legend: N new tokens of all sequences, H query heads, K key/value heads, G = H / K, D head size;
+in a group: B sequences, Q queries each, C context slots each.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from workers.paged_kernel import PagedKernel, VarlenBatch
+from workers.step_plan import Chunk
+
+# Sequences with more new tokens than this attend alone; fewer are padded and batched together.
+MAX_BATCHED_QUERIES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """The shape of one attention layer's cache, as seen in the model's own forward."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    is_plain: bool
+    """Whether the weights are a masked softmax: no soft cap, no sinks."""
+
+    def slot_bytes(self, dtype: torch.dtype) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """Keys and values of one layer, slot by slot."""
+
+    keys: Tensor
+    """# [num_slots, num_kv_heads, key_dim]"""
+    values: Tensor
+    """# [num_slots, num_kv_heads, value_dim]"""
+    kernel: PagedKernel | None = None
+    """The fused kernel, where this device, dtype and shape have one that was seen to work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionGroup:
+    """Sequences whose attention is one call: their queries and contexts padded to a rectangle."""
+
+    query_index: Tensor | None
+    """Where the queries stand in the flattened batch, padding repeats a query.  # [B, Q]
+    None when the group is the whole batch, unpadded and in order."""
+    slots: Tensor
+    """Cache slots of the context, padding repeats the first: a slot never written may hold NaN,
+    which survives a weight of zero.  # [B, C]"""
+    query_positions: Tensor
+    """# [B, Q]"""
+
+    def mask(self, heads_per_kv: int, window: int | None) -> Tensor:
+        """Which context slots a query sees: those at or before it, within the window.
+
+        Padding of the context lies after every query, so the causal rule hides it.
+        # [B, 1, G * Q, C]
+        """
+        batch_size, num_queries = self.query_positions.shape
+        key_positions = torch.arange(self.slots.shape[1], device=self.slots.device)
+        positions = self.query_positions[:, :, None]
+        mask = key_positions <= positions
+        if window is not None:
+            mask &= key_positions > positions - window
+        mask = mask[:, None].expand(batch_size, heads_per_kv, num_queries, -1)
+        return mask.reshape(batch_size, 1, heads_per_kv * num_queries, -1)
+
+
+@dataclass(slots=True, kw_only=True)
+class AttentionBatch:
+    """A step as every layer needs it."""
+
+    layers: Sequence[LayerCache]
+    slot_mapping: Tensor
+    """The slot each new token is written to.  # [N]"""
+    groups: tuple[AttentionGroup, ...]
+    output_index: Tensor | None
+    """Where each token's output stands among the groups' padded outputs.  # [N]"""
+    varlen: VarlenBatch | None = None
+    _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+
+    def mask(self, group_index: int, heads_per_kv: int, window: int | None) -> Tensor:
+        """The group's mask, built once per step for all layers alike."""
+        key = (group_index, heads_per_kv, window)
+        if key not in self._masks:
+            self._masks[key] = self.groups[group_index].mask(heads_per_kv, window)
+        return self._masks[key]
+
+
+def build_batch(
+    layers: Sequence[LayerCache],
+    chunks: Sequence[Chunk],
+    *,
+    block_size: int,
+    device: torch.device,
+) -> AttentionBatch:
+    """Prepare a step for the chunks, in the order in which their tokens are flattened."""
+    slot_mapping = [slot for chunk in chunks for slot in _new_slots(chunk, block_size)]
+    varlen = None
+    groups: tuple[AttentionGroup, ...] = ()
+    output_index = None
+    if any(layer.kernel is not None for layer in layers):
+        varlen = _varlen_batch(chunks, device)
+    if any(layer.kernel is None for layer in layers):
+        all_slots = [_all_slots(chunk, block_size) for chunk in chunks]
+        groups, output_index = _build_groups(chunks, all_slots, device)
+    return AttentionBatch(
+        layers=layers,
+        slot_mapping=torch.tensor(slot_mapping, device=device),
+        groups=groups,
+        output_index=output_index,
+        varlen=varlen,
+    )
+
+
+def _new_slots(chunk: Chunk, block_size: int) -> list[int]:
+    """The slots of the new tokens: they are few, and a list is made sooner than an array."""
+    positions = range(chunk.cached_len, chunk.cached_len + chunk.num_new)
+    return [chunk.block_table[p // block_size] * block_size + p % block_size for p in positions]
+
+
+def _all_slots(chunk: Chunk, block_size: int) -> NDArray[np.int64]:
+    """The slots of the whole context, new tokens included.  # [context_len]"""
+    num_tokens = chunk.cached_len + chunk.num_new
+    blocks = np.asarray(chunk.block_table[: -(-num_tokens // block_size)], dtype=np.int64)
+    slots = blocks[:, None] * block_size + np.arange(block_size)
+    return slots.reshape(-1)[:num_tokens]
+
+
+def _build_groups(
+    chunks: Sequence[Chunk], all_slots: Sequence[NDArray[np.int64]], device: torch.device
+) -> tuple[tuple[AttentionGroup, ...], Tensor | None]:
+    starts = np.cumsum([0] + [chunk.num_new for chunk in chunks])
+    output_index = np.empty(starts[-1], dtype=np.int64)
+    groups, num_outputs = [], 0
+    for members in _group_members(chunks):
+        num_queries = max(chunks[m].num_new for m in members)
+        num_slots = max(len(all_slots[m]) for m in members)
+        query_index = np.empty((len(members), num_queries), dtype=np.int64)
+        positions = np.empty_like(query_index)
+        slots = np.empty((len(members), num_slots), dtype=np.int64)
+        for row, m in enumerate(members):
+            offsets = np.minimum(np.arange(num_queries), chunks[m].num_new - 1)
+            query_index[row] = starts[m] + offsets
+            positions[row] = chunks[m].cached_len + offsets
+            slots[row, : len(all_slots[m])] = all_slots[m]
+            slots[row, len(all_slots[m]) :] = all_slots[m][0]
+            first_output = num_outputs + row * num_queries
+            output_index[starts[m] : starts[m + 1]] = first_output + np.arange(chunks[m].num_new)
+        num_outputs += query_index.size
+        groups.append((query_index, slots, positions))
+    is_whole = len(groups) == 1 and np.array_equal(groups[0][0].reshape(-1), np.arange(starts[-1]))
+    built = tuple(
+        AttentionGroup(
+            query_index=None if is_whole else torch.from_numpy(query_index).to(device),
+            slots=torch.from_numpy(slots).to(device),
+            query_positions=torch.from_numpy(positions).to(device),
+        )
+        for query_index, slots, positions in groups
+    )
+    return built, None if is_whole else torch.from_numpy(output_index).to(device)
+
+
+def _group_members(chunks: Sequence[Chunk]) -> list[list[int]]:
+    """Chunks that may share a call: few queries each, contexts of similar length.
+
+    Contexts are alike when they are below the same power of two, so that at most half of a
+    rectangle is padding.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, chunk in enumerate(chunks):
+        is_batched = chunk.num_new <= MAX_BATCHED_QUERIES
+        context_class = (chunk.cached_len + chunk.num_new - 1).bit_length()
+        key = (max(context_class, 6), -1) if is_batched else (0, index)
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _varlen_batch(chunks: Sequence[Chunk], device: torch.device) -> VarlenBatch:
+    context_lens = [chunk.cached_len + chunk.num_new for chunk in chunks]
+    tables = np.zeros((len(chunks), max(len(c.block_table) for c in chunks)), dtype=np.int32)
+    for row, chunk in zip(tables, chunks, strict=True):
+        row[: len(chunk.block_table)] = chunk.block_table
+    starts = [0, *itertools.accumulate(chunk.num_new for chunk in chunks)]
+    return VarlenBatch(
+        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        block_table=torch.from_numpy(tables).to(device),
+        max_query_len=max(chunk.num_new for chunk in chunks),
+        max_context_len=max(context_lens),
+    )

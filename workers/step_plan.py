@@ -1,0 +1,54 @@
+"""What one forward runs: decided by one rank of a group, run alike by all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workers.kv_cache import CachedSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The new tokens of one sequence in a batch."""
+
+    cached_len: int
+    num_new: int
+    block_table: Sequence[int]
+    """Blocks for cached_len + num_new tokens, at least."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """The new tokens of a step, of all its sequences."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    """The chunks' new tokens, flattened in order."""
+    logit_rows: list[int] = field(default_factory=list)
+    """Indices into `tokens` of those whose logits are wanted."""
+
+    def add(self, sequence: CachedSequence, tokens: Sequence[int], *, num_logits: int) -> None:
+        """Run the next tokens of a sequence, and get the logits of the last `num_logits` of them.
+
+        Blocks for them must have been reserved.
+        """
+        self.add_chunk(
+            tokens,
+            cached_len=sequence.cached_len,
+            block_table=sequence.block_table,
+            num_logits=num_logits,
+        )
+
+    def add_chunk(
+        self,
+        tokens: Sequence[int],
+        *,
+        cached_len: int,
+        block_table: Sequence[int],
+        num_logits: int,
+    ) -> None:
+        """As `add`, for tokens that stand behind `cached_len` others in these blocks."""
+        self.chunks.append(
+            Chunk(cached_len=cached_len, num_new=len(tokens), block_table=block_table)
+        )
+        self.tokens += tokens
+        self.logit_rows += range(len(self.tokens) - num_logits, len(self.tokens))
