@@ -109,6 +109,7 @@ def _pump(handler: StreamHandler) -> StreamHandler:
 
         first = await anext(source, None)  # reads the context, so not in a task that may outlive it
         task = asyncio.create_task(run())
+        task.add_done_callback(_note_failure)
         context.add_done_callback(lambda _: task.cancel())  # type: ignore[arg-type]  # wrong stub
         if first is not None:
             yield first
@@ -117,6 +118,12 @@ def _pump(handler: StreamHandler) -> StreamHandler:
         await task
 
     return stream
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    """Look at what has ended a task whose call may be gone; unseen, it would be logged."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _OutlivingContext:

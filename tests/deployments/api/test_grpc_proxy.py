@@ -1,6 +1,9 @@
 """Our part of Serve's gRPC proxy, on Serve's own server without a replica behind it."""
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -29,16 +32,23 @@ def echoing(*, service_method: str, streaming_type: Any) -> Callable[..., Any]: 
     return stream if streaming_type.name == "UNARY_STREAM" else unary
 
 
-@pytest.fixture
-async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    server = gRPCGenericServer(echoing)
+@asynccontextmanager
+async def channel_of(factory: Callable[..., Any]) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server of Serve's whose handlers the factory makes."""
+    server = gRPCGenericServer(factory)
     port = server.add_insecure_port("127.0.0.1:0")
     add_generation_to_server(Mock(), server)
-    assert server.service_handler_factory is echoing
+    assert server.service_handler_factory is factory
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
     await server.stop(None)
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    async with channel_of(echoing) as channel:
+        yield channel
 
 
 async def call(channel: grpc.aio.Channel, method: str, raw: bytes) -> list[bytes]:
@@ -81,3 +91,33 @@ async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary(f"{SERVICE}/Other")(b"", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_what_ends_a_call_whose_client_has_left_is_not_logged() -> None:
+    """Serve's handler raises when it learns that the client is gone; nobody waits for it."""
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    def raising(*, service_method: str, streaming_type: Any) -> Callable[..., Any]:  # noqa: ARG001
+        async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: ARG001
+            yield b""
+            has_begun.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                has_ended.set()
+                raise RuntimeError("the request was cancelled") from None
+
+        return stream
+
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with channel_of(raising) as channel:
+        raw = GenerateRequest(text="a").SerializeToString()
+        call = channel.unary_stream(f"{SERVICE}/GenerateStream")(raw)
+        await call.read()
+        await has_begun.wait()
+        call.cancel()
+        await has_ended.wait()
+        await asyncio.sleep(0)
+    gc.collect()
+    assert complaints == []
