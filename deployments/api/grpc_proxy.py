@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from deployments.api.serve_log import leave_out_told_errors
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
 
@@ -34,6 +35,7 @@ def add_generation_to_server(servicer: GenerationServicer, server: Any) -> None:
     which sends the request to a replica. Those learn that the client has gone only while they wait
     for the replica. Cancelled while they write, they are dropped, and the replica generates on.
     """
+    leave_out_told_errors()
     make_handler = server.service_handler_factory
     server.service_handler_factory = partial(_make_handler, make_handler)
     try:

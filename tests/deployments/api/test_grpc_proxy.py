@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,9 +11,11 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve.exceptions import gRPCStatusError
 
 from deployments.api import grpc_proxy
 from deployments.api.grpc_proxy import MALFORMED, add_generation_to_server
+from deployments.api.serve_log import SERVE_LOGGER, leave_out_told_errors
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 
 SERVICE = "/tandem.v1.Generation"
@@ -121,3 +124,27 @@ async def test_what_ends_a_call_whose_client_has_left_is_not_logged() -> None:
         await asyncio.sleep(0)
     gc.collect()
     assert complaints == []
+
+
+async def test_a_refused_stream_leaves_no_traceback_in_serves_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Other errors are logged as before."""
+    leave_out_told_errors()
+    leave_out_told_errors()
+    logger = logging.getLogger(SERVE_LOGGER)
+    for error in (
+        gRPCStatusError(ValueError("told"), grpc.StatusCode.INVALID_ARGUMENT),
+        ValueError("a defect"),
+    ):
+        try:
+            raise error
+        except Exception:
+            logger.exception("a request failed")
+    logger.warning("something else")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request failed",
+        "something else",
+    ]
+    assert "a defect" in caplog.text
+    assert "told" not in caplog.text
