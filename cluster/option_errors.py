@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAX_VALUE_LENGTH = 80
+MAX_SENTENCE_LENGTH = 500
 # What pydantic calls members of a union, and the parts of a value that is no option by itself.
 _WORDS = {
     "int_parsing": "a whole number",
@@ -44,7 +45,8 @@ def _named(name: str, message: str) -> str:
 
 
 def _message(error: Any) -> str:
-    return str(error["msg"]).removeprefix("Value error, ")
+    text = str(error["msg"]).removeprefix("Value error, ")
+    return _shortened(text, MAX_SENTENCE_LENGTH)
 
 
 def _wanted(error: Any) -> str:
@@ -67,5 +69,12 @@ def _wanted(error: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_VALUE_LENGTH else text[: MAX_VALUE_LENGTH - 3] + "..."
+    return _shortened(repr(value), MAX_VALUE_LENGTH)
+
+
+def _shortened(text: str, max_length: int) -> str:
+    """The text, or its two ends: a message that begins with a value ends with what to do."""
+    if len(text) <= max_length:
+        return text
+    half = (max_length - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"

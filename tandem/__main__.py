@@ -11,9 +11,19 @@ OTHERS = {
 """Commands beside those of `tandem.commands`, and what they do."""
 
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # also in the seconds that imports take
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     # imported where they are used: each takes seconds
     if words[:1] == ["serve"]:
         from tandem.serve import serve

@@ -27,6 +27,10 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
     """The options' names and values; raises ConfigError for a word that is no option."""
     values: dict[str, str] = {}
     for word in words:
+        if not word.isprintable():
+            raise ConfigError(
+                f"{word!a} has characters that cannot be printed; write it without them"
+            )
         name, equals, value = word.removeprefix("--").partition("=")
         if not (name and equals and value):
             raise ConfigError(

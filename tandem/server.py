@@ -103,7 +103,9 @@ class Server:
         self.is_alive()  # notes the processes
         ray.shutdown()
         if self._owns_ray:
-            _, alive = psutil.wait_procs(self._processes, timeout=END_TIMEOUT_S)
+            # the id of one that ended long ago may be that of a thread by now
+            running = [process for process in self._processes if process.is_running()]
+            _, alive = psutil.wait_procs(running, timeout=END_TIMEOUT_S)
             for process in alive:
                 process.kill()
 

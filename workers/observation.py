@@ -189,6 +189,11 @@ def _count_problems(observer: LayerObserver, num_layers: int) -> list[str]:
 
 def _check_config(kind: str, config: Any) -> None:
     """Raise UnsupportedModelError for what two tokens do not show."""
+    if config.num_hidden_layers < 1:
+        raise UnsupportedModelError(
+            f"{kind} cannot be served: num_hidden_layers is {config.num_hidden_layers} in its "
+            "config.json; it must be at least 1"
+        )
     odd_layers = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYER_TYPES
     if odd_layers:
         raise UnsupportedModelError(

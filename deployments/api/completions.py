@@ -84,8 +84,8 @@ class CompletionRequest(OpenAIRequest):
         if self.best_of not in (None, self.n):
             raise field_error(
                 "best_of",
-                f"best_of is {self.best_of} and n is {self.n}: to return some of several "
-                "completions is not served yet; leave it out or make it equal to n",
+                f"best_of is {brief(self.best_of)} and n is {brief(self.n)}: to return some of "
+                "several completions is not served yet; leave it out or make it equal to n",
             )
         return self
 

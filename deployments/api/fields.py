@@ -29,6 +29,8 @@ MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIASES = 4096
 MAX_SALT_LENGTH = 256
 SEED_RANGE = 2**63
+MAX_INTEGER = 2**31 - 1
+"""The greatest number of gRPC's int32, which HTTP keeps to as well."""
 REQUIRED = "required"
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -90,6 +92,7 @@ class GenerationFields(RequestModel):
         int,
         Field(
             ge=1,
+            le=MAX_INTEGER,
             description="Tokens of each completion at most. Prompt and completion together have at "
             "most max_model_len.",
         ),
@@ -119,6 +122,7 @@ class GenerationFields(RequestModel):
         int,
         Field(
             ge=-1,
+            le=MAX_INTEGER,
             description="Only so many of the likeliest tokens are sampled; 0 and -1 mean all.",
         ),
         AfterValidator(lambda top_k: max(0, top_k)),

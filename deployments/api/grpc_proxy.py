@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from deployments.api.serve_log import leave_out_told_errors
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
 
@@ -34,6 +35,7 @@ def add_generation_to_server(servicer: GenerationServicer, server: Any) -> None:
     which sends the request to a replica. Those learn that the client has gone only while they wait
     for the replica. Cancelled while they write, they are dropped, and the replica generates on.
     """
+    leave_out_told_errors()
     make_handler = server.service_handler_factory
     server.service_handler_factory = partial(_make_handler, make_handler)
     try:
@@ -109,6 +111,7 @@ def _pump(handler: StreamHandler) -> StreamHandler:
 
         first = await anext(source, None)  # reads the context, so not in a task that may outlive it
         task = asyncio.create_task(run())
+        task.add_done_callback(_note_failure)
         context.add_done_callback(lambda _: task.cancel())  # type: ignore[arg-type]  # wrong stub
         if first is not None:
             yield first
@@ -117,6 +120,12 @@ def _pump(handler: StreamHandler) -> StreamHandler:
         await task
 
     return stream
+
+
+def _note_failure(task: asyncio.Task[None]) -> None:
+    """Look at what has ended a task whose call may be gone; unseen, it would be logged."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _OutlivingContext:

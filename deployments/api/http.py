@@ -14,9 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from deployments.api import completions
 from deployments.api.body_limit import BodyLimit
-from deployments.api.errors import ErrorBody, ErrorDetail, error_response
+from deployments.api.errors import ErrorBody, ErrorDetail, error_response, told
 from deployments.api.openai import ModelCard, ModelList
-from deployments.api.validation import invalid_request, unreadable_body
+from deployments.api.validation import brief, invalid_request, unreadable_body
 from deployments.router.service import GenerationService
 from workers.errors import TandemError, internal_error
 
@@ -87,7 +87,7 @@ def _add_model_routes(app: FastAPI, service: GenerationService) -> None:
         if name == card.id:
             return card
         detail = ErrorDetail(
-            message=f"there is no model {name!r}; {card.id!r} is served",
+            message=f"there is no model {brief(name)}; {card.id!r} is served",
             type="invalid_request_error",
             param="model",
             code="model_not_found",
@@ -129,7 +129,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 400:  # only of reading the body
             return error_response(unreadable_body(error.__cause__))
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = told(f"{request.method} {request.url.path}: {error.detail}")
         detail = ErrorDetail(message=message, type="invalid_request_error")
         return JSONResponse(
             ErrorBody(error=detail).model_dump(),

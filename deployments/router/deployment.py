@@ -41,6 +41,7 @@ class Router:
         target_group: DeploymentHandle[Any],
         draft_pool: DeploymentHandle[Any] | None,
     ) -> None:
+        from deployments.api.serve_log import leave_out_told_errors
         from deployments.metrics import RouterMetrics
         from deployments.router.drafting.chain import make_drafters
         from deployments.router.drafting.overlap import make_overlap
@@ -50,6 +51,7 @@ class Router:
         from deployments.router.speculation import Policies
         from deployments.transport.messages import PROPOSE, VERIFY
 
+        leave_out_told_errors()
         self._args = args
         target_info = await target_group.info.remote()
         pool = None

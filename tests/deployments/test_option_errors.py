@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.args import parse_options
+from deployments.args import AppArgs, parse_options
 from workers.errors import ConfigError
 
 
@@ -51,6 +51,17 @@ def test_a_wrong_option_is_explained_in_a_sentence(values: dict[str, str], sente
     with pytest.raises(ConfigError) as caught:
         parse_options(values)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("name", AppArgs.model_fields)
+def test_a_long_value_is_not_repeated_in_full(name: str) -> None:
+    messages = []
+    for value in ("9" * 5000, "x" * 5000):
+        try:
+            parse_options({name: value})
+        except ConfigError as error:
+            messages.append(str(error))
+    assert all(name in message and len(message) <= 600 for message in messages)
 
 
 def test_both_ports_may_be_any_free_one() -> None:

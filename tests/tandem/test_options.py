@@ -18,6 +18,13 @@ def test_other_words_are_explained(word: str) -> None:
         parse_words([word])
 
 
+@pytest.mark.parametrize("word", ["target=a\nb", "served_model_name=\udcff", "\x1b[2J"])
+def test_a_word_that_cannot_be_printed_is_refused_in_one_line(word: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be printed") as caught:
+        parse_words([word])
+    assert str(caught.value).isprintable()
+
+
 def test_an_option_is_given_once() -> None:
     with pytest.raises(ConfigError, match="gamma is given twice: '2' and '3'"):
         parse_words(["gamma=2", "gamma=3"])

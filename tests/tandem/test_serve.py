@@ -1,15 +1,20 @@
 """Wrong starts as a person sees them: the process, its last line, its status."""
 
 import io
+import signal
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
+from deployments.args import AppArgs
 from tandem.__main__ import main
-from tandem.console import Console
+from tandem.console import Console, WorkerLog
 from tandem.serve import _watch, serve
+from tandem.server import Server
 
 TIMEOUT_S = 120
 
@@ -52,6 +57,27 @@ def test_a_wrong_option_is_said_in_a_sentence() -> None:
 def test_other_commands_are_the_clusters(caplog: pytest.LogCaptureFixture) -> None:
     assert main(["plan", "no-such-file.yaml"]) == 2
     assert "no-such-file.yaml cannot be read: No such file or directory" in caplog.text
+
+
+def test_ctrl_c_in_mid_import_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tandem.__main__._run", interrupted)
+    assert main(["serve"]) == 130
+
+
+def test_the_id_of_a_process_that_ended_may_be_a_thread_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(AppArgs(), WorkerLog(Console()))
+    gone = Mock(**{"is_running.return_value": False, "wait.side_effect": FileNotFoundError})
+    alive = subprocess.Popen(["sleep", "100"])
+    server._processes = {gone, psutil.Process(alive.pid)}
+    server._owns_ray = True
+    monkeypatch.setattr("tandem.server.END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("tandem.server.ray", Mock())
+    monkeypatch.setattr("tandem.server.signals", Mock())
+    server.stop()
+    assert alive.wait() == -signal.SIGKILL
 
 
 def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,12 @@ def test_what_pages_cannot_hold_is_refused(family: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    name = save_model(tmp_path, num_hidden_layers=0)
+    with pytest.raises(UnsupportedModelError, match="num_hidden_layers is 0"):
+        load_model(name, dtype="float32", device="cpu")
+
+
 def test_a_window_that_no_text_reaches_is_none(tmp_path: Path) -> None:
     name = save_model(tmp_path, "phimoe", sliding_window=MAX_POSITION)
     assert load_model(name, dtype="float32", device="cpu").max_position == MAX_POSITION

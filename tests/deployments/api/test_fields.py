@@ -106,9 +106,9 @@ def test_stream_options_are_of_streams_only() -> None:
         ({"temperature": "hot"}, "temperature is 'hot': it must be a number from 0 to 2"),
         ({"min_p": float("nan")}, "min_p is nan: it must be a number from 0 to 1"),
         ({"top_p": 0}, "top_p is 0: it must be a number above 0 and at most 1"),
-        ({"top_k": -2}, "top_k is -2: it must be an integer of at least -1"),
-        ({"max_tokens": 0}, "max_tokens is 0: it must be an integer of at least 1"),
-        ({"max_tokens": True}, "max_tokens is True: it must be an integer of at least 1"),
+        ({"top_k": -2}, "top_k is -2: it must be an integer from -1 to 2147483647"),
+        ({"max_tokens": 0}, "max_tokens is 0: it must be an integer from 1 to 2147483647"),
+        ({"max_tokens": True}, "max_tokens is True: it must be an integer from 1 to 2147483647"),
         ({"n": 129}, "n is 129: it must be an integer from 1 to 128"),
         (
             {"repetition_penalty": 1e-40},

@@ -1,15 +1,21 @@
 """Our part of Serve's gRPC proxy, on Serve's own server without a replica behind it."""
 
+import asyncio
+import gc
+import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
 import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve.exceptions import gRPCStatusError
 
 from deployments.api import grpc_proxy
 from deployments.api.grpc_proxy import MALFORMED, add_generation_to_server
+from deployments.api.serve_log import SERVE_LOGGER, leave_out_told_errors
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 
 SERVICE = "/tandem.v1.Generation"
@@ -29,16 +35,23 @@ def echoing(*, service_method: str, streaming_type: Any) -> Callable[..., Any]: 
     return stream if streaming_type.name == "UNARY_STREAM" else unary
 
 
-@pytest.fixture
-async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    server = gRPCGenericServer(echoing)
+@asynccontextmanager
+async def channel_of(factory: Callable[..., Any]) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to a server of Serve's whose handlers the factory makes."""
+    server = gRPCGenericServer(factory)
     port = server.add_insecure_port("127.0.0.1:0")
     add_generation_to_server(Mock(), server)
-    assert server.service_handler_factory is echoing
+    assert server.service_handler_factory is factory
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
     await server.stop(None)
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    async with channel_of(echoing) as channel:
+        yield channel
 
 
 async def call(channel: grpc.aio.Channel, method: str, raw: bytes) -> list[bytes]:
@@ -81,3 +94,57 @@ async def test_an_unknown_method_is_unimplemented(channel: grpc.aio.Channel) -> 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary(f"{SERVICE}/Other")(b"", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_what_ends_a_call_whose_client_has_left_is_not_logged() -> None:
+    """Serve's handler raises when it learns that the client is gone; nobody waits for it."""
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    def raising(*, service_method: str, streaming_type: Any) -> Callable[..., Any]:  # noqa: ARG001
+        async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: ARG001
+            yield b""
+            has_begun.set()
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                has_ended.set()
+                raise RuntimeError("the request was cancelled") from None
+
+        return stream
+
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with channel_of(raising) as channel:
+        raw = GenerateRequest(text="a").SerializeToString()
+        call = channel.unary_stream(f"{SERVICE}/GenerateStream")(raw)
+        await call.read()
+        await has_begun.wait()
+        call.cancel()
+        await has_ended.wait()
+        await asyncio.sleep(0)
+    gc.collect()
+    assert complaints == []
+
+
+async def test_a_refused_stream_leaves_no_traceback_in_serves_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Other errors are logged as before."""
+    leave_out_told_errors()
+    leave_out_told_errors()
+    logger = logging.getLogger(SERVE_LOGGER)
+    for error in (
+        gRPCStatusError(ValueError("told"), grpc.StatusCode.INVALID_ARGUMENT),
+        ValueError("a defect"),
+    ):
+        try:
+            raise error
+        except Exception:
+            logger.exception("a request failed")
+    logger.warning("something else")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request failed",
+        "something else",
+    ]
+    assert "a defect" in caplog.text
+    assert "told" not in caplog.text

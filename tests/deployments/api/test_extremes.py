@@ -1,0 +1,61 @@
+"""Numbers of thousands of digits, values nested nearly too deep: a 400 that says what is wrong."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from deployments.api.completions import CompletionRequest
+from tests.deployments.conftest import Models
+from tests.deployments.serving import body, client_of, complete, local_serving
+
+JSON = {"content-type": "application/json"}
+MOST_DIGITS = 4300
+"""Python reads and writes integers of as many digits, and no more."""
+INTEGERS = [
+    name
+    for name, schema in CompletionRequest.model_json_schema()["properties"].items()
+    if "integer" in {part.get("type") for part in [schema, *schema.get("anyOf", [])]}
+]
+
+
+@pytest.fixture
+async def client(models: Models) -> AsyncIterator[httpx.AsyncClient]:
+    async with local_serving(models.target) as serving, client_of(serving) as client:
+        yield client
+
+
+async def refusal(client: httpx.AsyncClient, content: str) -> str:
+    """The message of a 400, which is not long; the server goes on."""
+    response = await client.post("/v1/completions", content=content, headers=JSON)
+    assert response.status_code == 400, response.text
+    message = response.json()["error"]["message"]
+    assert len(message) < 400  # it shows the start and the end of what is long
+    await complete(client, max_tokens=1)
+    return str(message)
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("name", INTEGERS)
+async def test_integers_of_thousands_of_digits(
+    name: str, sign: str, client: httpx.AsyncClient
+) -> None:
+    request = json.dumps(body(**{name: 0}))
+    assert f'"{name}": 0' in request
+    number = sign + "9" * MOST_DIGITS
+    message = await refusal(client, request.replace(f'"{name}": 0', f'"{name}": {number}'))
+    assert name in message
+
+
+@pytest.mark.parametrize("depth", [100, 500, *range(900, 1000)])
+async def test_values_nested_nearly_too_deep(depth: int, client: httpx.AsyncClient) -> None:
+    nested = "[" * depth + "1" + "]" * depth
+    await refusal(client, f'{{"model": "m", "prompt": {nested}}}')
+
+
+async def test_a_long_path_is_not_repeated_in_full(client: httpx.AsyncClient) -> None:
+    for path in ("/v1/models/", "/v1/"):
+        response = await client.get(path + "a" * 5000)
+        assert response.status_code == 404
+        assert len(response.json()["error"]["message"]) < 1100
