@@ -13,7 +13,7 @@ from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.drafting.protocol import Drafter
 from deployments.router.drafting.remote import DraftClient, PooledDrafter
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.policy.dynamic_gamma import make_controller
+from deployments.router.policy.controller import make_controller
 from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies
