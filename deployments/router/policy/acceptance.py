@@ -28,12 +28,12 @@ FIRST_EXPONENT = 0.5
 """The guess of beta_source: drafters tend to be less sure than they could be."""
 FIRST_RATE = 0.7
 """The guess of a silent source's rate."""
-MEMORY = 100.0
+MEMORY = 150.0
 """Tested tokens after which the past has lost 63 % of its weight."""
 PRIOR = 4.0
 """The weight of a guess, in tested tokens or their information (about 0.2 each)."""
-LARGEST_LOG = 3.0
-"""How far an exponent may be from its guess, as a logarithm: a factor of 20."""
+LARGEST_LOG = 4.0
+"""How far an exponent may be from its guess, as a logarithm: a factor of 50."""
 LEAST_CERTAIN, MOST_CERTAIN = 1e-6, 0.999
 """Bounds of a confidence. What is no number counts as the least certain."""
 NUM_PATHS = 64
