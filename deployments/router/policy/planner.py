@@ -79,7 +79,7 @@ class PrefillShare:
 
     def worth(self, alone_rate: float) -> float:
         """What a second is worth beside a prompt, in tokens."""
-        if self._num_tokens == 0.0:
+        if self._num_tokens == 0.0 or self._time_s == 0.0:
             return alone_rate
         rate = self._num_tokens / self._time_s
         return min(alone_rate, rate / (FAIR_SHARE * max(self._usual, rate / alone_rate)))
