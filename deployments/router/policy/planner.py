@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from deployments.router.policy.latency import RATE, Floats, Latency
 
-FAIR_SHARE = 0.5
+FAIR_SHARE = 0.6
 """Of what prompts leave to requests as a rule, the part below which a second is worth less."""
 NUM_THRESHOLDS = 16
 """How many thresholds are compared; more only take time."""
@@ -125,9 +125,27 @@ def best_plan(
 ) -> Plan:
     """The drafts that make the most of their time, or lose the least.
 
+    Where some drafts are free, in hand already, asking others for theirs may not pay.
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts
     are accepted, in equally likely cases; 0 where no draft may be.
     """
+    plan = _plan(survival, is_free, latency, share, prompts)
+    if all(is_free) or not any(is_free):
+        return plan
+    only_free = np.where(np.array(is_free)[:, None, None], survival, 0.0)
+    return max(
+        plan, _plan(only_free, is_free, latency, share, prompts), key=lambda plan: plan.alone_rate
+    )
+
+
+def _plan(
+    survival: Floats,
+    is_free: Sequence[bool],
+    latency: Latency,
+    share: PrefillShare,
+    prompts: Prompts,
+) -> Plan:
+    """The best plan with one threshold for all drafts; see `best_plan`."""
     num_sequences = len(survival)
 
     def plain_step_s(num_others: float) -> float:

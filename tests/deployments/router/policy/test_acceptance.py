@@ -1,5 +1,6 @@
 """What is learnt of acceptance, against drafts whose chances are known."""
 
+import pickle
 import random
 
 import numpy as np
@@ -126,3 +127,14 @@ def test_sources_and_kinds_are_known_apart() -> None:
     ]
     survival = known.foresee(candidates, num_samples=2, optimism=0.0)
     assert survival[:, 0, 0] == pytest.approx([0.9, 0.5, 0.1], abs=0.12)
+
+
+def test_nothing_is_kept_of_sequences_that_have_ended() -> None:
+    known, rng, sizes = AcceptanceBySource(), random.Random(0), []
+    for index in range(400):
+        outcome = draw(rng, f"sequence {index}", 4, 0.8)
+        known.of(outcome).observe(outcome)
+        known.forget(outcome.seq_id)
+        known.forget(outcome.seq_id)  # as of one that a drafter was still at work on
+        sizes.append(len(pickle.dumps(known)))
+    assert sizes[-1] == sizes[200]

@@ -1,5 +1,6 @@
 """The gamma controller against simulated rounds, whose acceptance and costs are known."""
 
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -283,3 +284,24 @@ class TestBesidePrompts:
         dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
         assert dynamic.first_token_s(0.95) < 1.5 * plain.first_token_s(0.95)
         assert dynamic.tokens_per_s > 0.98 * plain.tokens_per_s
+
+
+def test_new_step_times_are_believed_at_once() -> None:
+    """As those of a compiled forward, in place of a drafter's that was too slow."""
+    controller, alphas = DynamicGamma(**CPU.measured()), [0.7] * 4
+    slow = replace(CPU, draft_step=40)
+    before = simulate(controller, slow, lambda _: alphas, 200, chance=varied)
+    controller.use_steps(**CPU.measured())
+    after = simulate(controller, CPU, lambda _: alphas, 20, chance=varied)
+    assert sum(map(any, before.gammas[-50:])) < 5
+    assert all(map(any, after.gammas[2:]))
+
+
+def test_drafts_in_hand_are_verified_where_asking_for_drafts_would_not_pay() -> None:
+    controller = DynamicGamma(**replace(CPU, draft_step=100).measured())
+    candidates = [
+        Candidate(seq_id="free", max_gamma=4, source="prompt_lookup", is_free=True),
+        Candidate(seq_id="remote", max_gamma=4),
+    ]
+    decisions = [controller.choose(candidates, num_prefill_tokens=0) for _ in range(3)]
+    assert decisions[-1].gammas == [4, 0]

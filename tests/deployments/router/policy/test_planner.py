@@ -180,7 +180,7 @@ class TestPrefillShare:
         assert share.worth(100.0) == 100.0
         for _ in range(400):
             share.observe(1, 0.1)
-        assert share.worth(100.0) == pytest.approx(20.0, rel=0.01)
+        assert share.worth(100.0) == pytest.approx(10.0 / 0.6, rel=0.01)
         assert share.worth(5.0) == 5.0
 
     def test_not_where_all_requests_have_long_prompts(self) -> None:
