@@ -118,8 +118,8 @@ class DynamicGamma:
         self._exploration.observe(observed, token_s=float(plain_s) / num_sequences)
 
     def forget(self, seq_id: str) -> None:
-        self._acceptance.forget(seq_id)
-        self._share.end_request(self._alone_rate)
+        if self._acceptance.forget(seq_id):  # else it is told again, or had no drafts
+            self._share.end_request(self._alone_rate)
 
     def _prompts(self, num_tokens: int) -> Prompts:
         """The prompts beside a round; what fits into a step is known from those that filled one."""
