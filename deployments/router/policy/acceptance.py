@@ -219,7 +219,8 @@ class AcceptanceBySource:
 
     def forget(self, seq_id: str) -> bool:
         """A sequence has ended; whether anything was known of it."""
-        return any([acceptance.forget(seq_id) for acceptance in self._by_kind.values()])
+        known = [acceptance.forget(seq_id) for acceptance in self._by_kind.values()]
+        return any(known)
 
 
 def _log(confidence: float) -> float:
