@@ -189,9 +189,9 @@ class RouterMetrics:
         if record.num_committed:
             self._num_generated_tokens.inc(record.num_committed)
         for phase, seconds in (
-            ("draft", record.draft_s),
-            ("verify", record.verify_s),
-            ("router", record.router_s),
+            ("draft", record.times.draft_s),
+            ("verify", record.times.verify_s),
+            ("router", record.times.router_s),
         ):
             self._phase_s.observe(seconds, tags={"phase": phase})
         for phase, seconds in (

@@ -4,6 +4,7 @@ This is a shim. It connects handles, tokenizer and policies, and passes requests
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -15,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster import bundled
 from deployments.args import AppArgs, RouterConfig
-from workers.types import WorkerInfo, WorkRequest, WorkResult
+from workers.types import StepTime, WorkerInfo, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from deployments.router.service import GenerationService
     from deployments.transport.messages import Codec
     from deployments.transport.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
@@ -47,13 +50,15 @@ class Router:
         from deployments.router.drafting.overlap import make_overlap
         from deployments.router.drafting.remote import PooledDrafter
         from deployments.router.loop import LoopOptions, RoundLoop
-        from deployments.router.policy.dynamic_gamma import make_controller
+        from deployments.router.policy.controller import make_controller
         from deployments.router.speculation import Policies
         from deployments.transport.messages import PROPOSE, VERIFY
 
         leave_out_told_errors()
         self._args = args
+        self._workers = [worker for worker in (target_group, draft_pool) if worker is not None]
         target_info = await target_group.info.remote()
+        draft_steps: tuple[StepTime, ...] = ()
         pool = None
         if draft_pool is not None:
             draft_info = await draft_pool.info.remote()
@@ -63,7 +68,9 @@ class Router:
                 timeout_s=args.draft_timeout_s,
                 max_model_len=draft_info.max_model_len,
             )
-        self._controllers = {args.gamma: make_controller(args.gamma)}
+            draft_steps = draft_info.step_times
+        self._steps = {"target_steps": target_info.step_times, "draft_steps": draft_steps}
+        self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
         self._loop = RoundLoop(
             targets=_client(
                 target_group,
@@ -84,8 +91,24 @@ class Router:
                 recovery_timeout_s=args.recovery_timeout_s,
             ),
             clock=time.monotonic,
+            on_new_steps=self._ask_for_steps,
         )
         self._service = await self._make_service(target_info, self._watch(target_group))
+
+    def _ask_for_steps(self) -> None:
+        """A target has measured its steps anew, as it does when a compiled forward takes over."""
+        self._asking_for_steps = asyncio.create_task(self._take_new_steps())
+
+    async def _take_new_steps(self) -> None:
+        try:
+            infos = [await worker.info.remote() for worker in self._workers]
+        except Exception as error:  # the tables that are known go on to be used
+            logger.warning("the workers' step times are not known anew: %s", error)
+            return
+        for name, info in zip(self._steps, infos, strict=False):
+            self._steps[name] = info.step_times
+        for controller in self._controllers.values():
+            controller.use_steps(**self._steps)
 
     def _watch(self, target_group: DeploymentHandle[Any]) -> "Health":
         """Ask the targets for signs of life from now on."""
@@ -161,11 +184,11 @@ class Router:
         The only one is `gamma`. Running completions go on with the new value; a dynamic one that
         is returned to still knows what it had learnt.
         """
-        from deployments.router.policy.dynamic_gamma import make_controller
+        from deployments.router.policy.controller import make_controller
 
         gamma = RouterConfig.model_validate(user_config).gamma
         if gamma not in self._controllers:
-            self._controllers[gamma] = make_controller(gamma)
+            self._controllers[gamma] = make_controller(gamma, **self._steps)
         self._loop.use_gamma(self._controllers[gamma])
 
     async def num_live(self) -> int:

@@ -1,4 +1,4 @@
-"""What rounds teach the policies and tell the metrics, a few rounds at a time."""
+"""What rounds teach the policies and tell the metrics, while workers are busy with the next one."""
 
 import logging
 from collections.abc import Callable
@@ -8,23 +8,14 @@ from deployments.router.round import RoundObserver, RoundRecord
 
 logger = logging.getLogger(__name__)
 
-DIGEST_EVERY = 4
-"""Rounds that are learnt from together: after a target's step all that learning needs has to come
-from memory anew, which takes longer than learning does."""
-
 
 class Digest:
-    """Keeps records until they are learnt from. No sequence may hang on that: errors are logged."""
+    """Keeps records until there is time. No sequence may hang on that: errors are logged."""
 
     def __init__(self, learn: Callable[[ObservedRound], None], observer: RoundObserver) -> None:
         self._learn = learn
         self._observer = observer
         self._records: list[RoundRecord] = []
-
-    @property
-    def is_due(self) -> bool:
-        is_waited_for = any(record.reason.is_waited_for for record in self._records)
-        return is_waited_for or len(self._records) >= DIGEST_EVERY
 
     def add(self, record: RoundRecord) -> None:
         """Keep what a round did."""

@@ -17,11 +17,9 @@ from deployments.router.live import Live
 from deployments.router.policy.gamma import GammaController, Outcome
 from deployments.router.round import (
     RoundObserver,
-    RoundRecord,
     commit,
-    is_prefill,
-    num_own_tokens,
     outcome,
+    record_round,
     verify_request,
 )
 from deployments.router.sequence import Sequence as LiveSequence
@@ -35,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 TargetClient = WorkerClient[VerifyRequest, VerifyResult]
 
-LONG_PROMPT = 1024
-"""Tokens of a prompt whose later parts cost more than their number says, as they attend to all that
-came before."""
 ABANDON_S = 5.0
 """How long a first round that nobody waits for may take to end by itself; it is cut then."""
 
@@ -64,10 +59,14 @@ class RoundLoop:
         observer: RoundObserver,
         options: LoopOptions,
         clock: Callable[[], float],
+        on_new_steps: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_new_steps` is called when a target says that it has measured its steps anew."""
         self._targets = targets
         self._options = options
         self._clock = clock
+        self._on_new_steps = on_new_steps
+        self._steps_version = 0
         self._speculation = Speculation(drafters, policies, clock=clock)
         self._digest = Digest(self._speculation.observe, observer)
         self._live: dict[str, Live] = {}
@@ -165,7 +164,7 @@ class RoundLoop:
                 self._try_again([live], error)
                 return
         try:
-            await self._run_round(replica_id, [live], num_beside=0, is_same=False)
+            await self._run_round(replica_id, [live], num_prefill_tokens=0)
         finally:
             self._start_rounds()
 
@@ -185,30 +184,27 @@ class RoundLoop:
         All in one task: the next round's request is sent before the streams have their turn, which
         hand out the texts of the last one while the workers compute.
         """
-        num_beside = 0
-        before: list[Live] = []
+        num_prefill_tokens = 0
         while members:
-            is_same, before = members == before, members
             try:
-                num_beside = await self._run_round(
-                    replica_id, members, num_beside=num_beside, is_same=is_same
+                num_prefill_tokens = await self._run_round(
+                    replica_id, members, num_prefill_tokens=num_prefill_tokens
                 )
             finally:
                 self._busy_targets.discard(replica_id)
                 members = self._start_rounds(free_target=replica_id)
 
     async def _run_round(
-        self, replica_id: str | None, members: list[Live], *, num_beside: int, is_same: bool
+        self, replica_id: str | None, members: list[Live], *, num_prefill_tokens: int
     ) -> int:
-        """Returns how many tokens of prompts the target will run beside the next one.
+        """Run one round, beside which the target has so many tokens of prompts to run.
 
-        `num_beside`: as was known of this one; `is_same`: whether the last round was of the same
-        sequences.
+        Returns how many it has beside the next one.
         """
-        num_beside_next = 0
+        num_prefill_next = 0
         try:
-            num_beside_next = await self._draft_verify_commit(
-                replica_id, members, num_beside, is_same=is_same
+            num_prefill_next = await self._draft_verify_commit(
+                replica_id, members, num_prefill_tokens
             )
         except Exception:  # a defect of ours: its sequences end, the others go on
             logger.exception("a round failed")
@@ -217,7 +213,7 @@ class RoundLoop:
                     live.sequence.fail(internal_error())
         finally:
             self._leave(members)
-        return num_beside_next
+        return num_prefill_next
 
     def _leave(self, members: list[Live]) -> None:
         """Their round has ended; so have some of them."""
@@ -234,19 +230,17 @@ class RoundLoop:
             self._digest.observe_live(self.num_live)  # after its last round
 
     async def _draft_verify_commit(
-        self, replica_id: str | None, members: list[Live], num_beside: int, *, is_same: bool
+        self, replica_id: str | None, members: list[Live], num_prefill_tokens: int
     ) -> int:
         started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
-        asyncio.get_running_loop().call_soon(
-            self._meanwhile, [live.sequence for live in members], num_beside
-        )
+        asyncio.get_running_loop().call_soon(self._digest.run)
         speculated = await self._speculation.draft(
-            [live.sequence for live in members], num_beside=num_beside
+            [live.sequence for live in members], num_prefill_tokens=num_prefill_tokens
         )
         members = [live for live in members if not live.sequence.is_done]
         if not members:
-            return num_beside
+            return num_prefill_tokens
         batch = [verify_request(live.sequence, speculated.drafts) for live in members]
         verify_started = self._clock()
         is_overlapped = self._speculation.prefetch(speculated)
@@ -258,48 +252,24 @@ class RoundLoop:
             self._lose_target(members, error)
             return 0
         verify_s = self._clock() - verify_started
-        is_prefilled = any(is_prefill(request) for request in batch)
         outcomes, num_committed = self._commit(members, batch, reply, speculated)
-        record = RoundRecord(
-            outcomes=outcomes,
-            num_drafted=speculated.num_drafted,
-            longest_draft=speculated.longest_draft,
-            num_tokens=reply.num_tokens,
-            is_draft_typical=speculated.is_typical,
-            is_verify_typical=reply.num_steps == 1 and not is_prefilled,
-            is_disturbed=self._is_disturbed(
-                is_same=is_same, num_beside=reply.num_tokens - num_own_tokens(batch)
-            ),
-            is_overlapped=is_overlapped,
-            is_after_overlap=speculated.is_after_overlap,
-            reason=speculated.reason,
-            is_prefill=is_prefilled,
-            num_sequences=len(members),
-            num_committed=num_committed,
-            draft_s=speculated.draft_s,
-            verify_s=verify_s,
-            draft_compute_s=speculated.compute_s,
-            verify_compute_s=reply.compute_s,
-            total_s=self._clock() - started,
+        if reply.steps_version > self._steps_version:
+            self._steps_version = reply.steps_version
+            self._on_new_steps()
+        self._digest.add(
+            record_round(
+                speculated,
+                batch,
+                reply,
+                outcomes,
+                num_committed=num_committed,
+                is_beside_prompts=num_prefill_tokens > 0,
+                is_overlapped=is_overlapped,
+                verify_s=verify_s,
+                total_s=self._clock() - started,
+            )
         )
-        self._digest.add(record)
         return reply.num_prefill_tokens
-
-    def _is_disturbed(self, *, is_same: bool, num_beside: int) -> bool:
-        """Whether a round of these sequences took longer than its tokens say."""
-        prompts = [live.sequence for live in self._live.values() if live.own_round]
-        if num_beside > 0:
-            return any(len(sequence.tokens) > LONG_PROMPT for sequence in prompts)
-        return not is_same or bool(prompts)
-
-    def _meanwhile(self, sequences: Sequence[LiveSequence], num_beside: int) -> None:
-        """What takes the router time, done while workers are busy with these sequences.
-
-        While drafters are, if they are asked: they leave cores alone that a target's step needs.
-        """
-        if self._digest.is_due:
-            self._digest.run()
-        self._speculation.foresee(sequences, num_beside=num_beside)
 
     def _commit(
         self,

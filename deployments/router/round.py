@@ -7,8 +7,23 @@ from typing import Protocol
 from deployments.router.drafting.protocol import Drafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
+from deployments.router.speculation import Speculated
 from workers.errors import GenerationFailedError
-from workers.types import NO_DRAFTS, DraftTokens, VerifyRequest, VerifyResult, is_prefill_len
+from workers.types import NO_DRAFTS, DraftTokens, Reply, VerifyRequest, VerifyResult, is_prefill_len
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """Where the seconds of a round went, clean or not."""
+
+    draft_s: float
+    verify_s: float
+    total_s: float
+
+    @property
+    def router_s(self) -> float:
+        """The router's own time: neither drafting nor verifying."""
+        return self.total_s - self.draft_s - self.verify_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,16 +32,7 @@ class RoundRecord(ObservedRound):
 
     is_prefill: bool
     """Whether a sequence without its cache was verified."""
-    draft_compute_s: float
-    """Of draft_s, what the drafters spent in steps, the longest of them."""
-    verify_compute_s: float
-    """Of verify_s, what the target spent in steps."""
-    total_s: float
-
-    @property
-    def router_s(self) -> float:
-        """The router's own time: neither drafting nor verifying."""
-        return self.total_s - self.draft_s - self.verify_s
+    times: RoundTimes
 
 
 class RoundObserver(Protocol):
@@ -49,11 +55,6 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
         seed=sequence.params.seed,
         cache_salt=sequence.params.cache_salt,
     )
-
-
-def num_own_tokens(batch: SequenceOf[VerifyRequest]) -> int:
-    """Tokens that the target runs for these sequences."""
-    return sum(len(request.new_tokens) + len(request.draft_tokens) for request in batch)
 
 
 def is_prefill(request: VerifyRequest) -> bool:
@@ -97,3 +98,38 @@ def outcome(
     counts.num_tested += outcome.num_tested_in_text
     counts.num_accepted += outcome.num_accepted_in_text
     return outcome
+
+
+def record_round(
+    speculated: Speculated,
+    batch: SequenceOf[VerifyRequest],
+    reply: Reply[VerifyResult],
+    outcomes: tuple[Outcome, ...],
+    *,
+    num_committed: int,
+    is_beside_prompts: bool,
+    is_overlapped: bool,
+    verify_s: float,
+    total_s: float,
+) -> RoundRecord:
+    """What a round did; its times are left out for the policies where they are not clean."""
+    is_prefilled = any(map(is_prefill, batch))
+    is_alone = reply.num_steps == 1 and not (is_prefilled or is_beside_prompts or is_overlapped)
+    return RoundRecord(
+        reason=speculated.reason,
+        outcomes=outcomes,
+        num_sequences=len(batch),
+        num_drafted=speculated.num_drafted,
+        longest_draft=speculated.longest_draft,
+        num_tokens=reply.num_tokens,
+        num_committed=num_committed,
+        draft_s=speculated.draft_s if speculated.is_typical else None,
+        draft_compute_s=speculated.compute_s,
+        verify_s=verify_s if is_alone else None,
+        verify_compute_s=reply.compute_s,
+        round_s=speculated.draft_s + verify_s,
+        is_overlapped=is_overlapped,
+        is_after_overlap=speculated.is_after_overlap,
+        is_prefill=is_prefilled,
+        times=RoundTimes(draft_s=speculated.draft_s, verify_s=verify_s, total_s=total_s),
+    )

@@ -46,8 +46,9 @@ class Speculated:
     prefetchable: dict[PrefetchingDrafter, list[PrefetchRequest]] = field(default_factory=dict)
     """What each remote drafter may go on with during the verification."""
     num_drafted: int = 0
-    """Sequences that drafters were asked for in this round."""
+    """Sequences that remote drafters were asked for in this round."""
     longest_draft: int = 0
+    """See ObservedRound."""
     is_typical: bool = False
     """Whether the drafters did nothing but make these drafts."""
     is_after_overlap: bool = False
@@ -74,19 +75,25 @@ class Speculation:
         self._last_gamma = 0
         """The longest draft that was wanted in the last round."""
 
-    async def draft(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> Speculated:
+    async def draft(
+        self, sequences: Sequence[LiveSequence], *, num_prefill_tokens: int
+    ) -> Speculated:
         """Drafts for a round of these sequences; for some or all of them there may be none.
 
-        `num_beside`: see GammaController.
+        `num_prefill_tokens`: see GammaController.
         """
         speculated = Speculated(reason=Reason.FAILED, drafts={})
         with _no_drafts_instead():
-            speculated = await self._draft(sequences, num_beside=num_beside)
+            speculated = await self._draft(sequences, num_prefill_tokens=num_prefill_tokens)
         return speculated
 
-    async def _draft(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> Speculated:
+    async def _draft(
+        self, sequences: Sequence[LiveSequence], *, num_prefill_tokens: int
+    ) -> Speculated:
         turns = [self._turn_of(sequence) for sequence in sequences]
-        decision = self.gamma.choose([_candidate(turn) for turn in turns], num_beside=num_beside)
+        decision = self.gamma.choose(
+            [_candidate(turn) for turn in turns], num_prefill_tokens=num_prefill_tokens
+        )
         self._last_gamma = max(decision.gammas, default=0)
         in_hand, requests = self._take_turns(turns, decision)
         if not in_hand and not requests:
@@ -94,10 +101,9 @@ class Speculation:
         started = self._clock()
         proposed = await self._chain.propose(requests)
         drafts = in_hand | proposed.drafts
-        num_others = num_beside + len(sequences) - len(drafts)
-        kept = self._keep(decision, sequences, drafts, num_others=num_others)
+        kept = self._select(decision, sequences, drafts)
         wanted = [request.k for asked in requests.values() for request in asked]
-        made = [len(d.tokens) for d in (proposed.drafts if requests else drafts).values()]
+        made = [len(draft.tokens) for draft in proposed.drafts.values()]
         return Speculated(
             reason=decision.reason,
             drafts=kept,
@@ -105,10 +111,9 @@ class Speculation:
                 drafter: [_prefetchable(request, drafts, kept) for request in asked]
                 for drafter, asked in requests.items()
             },
-            num_drafted=proposed.num_asked if requests else len(drafts),
+            num_drafted=proposed.num_asked,
             longest_draft=max(made, default=0) or max(wanted, default=0),
-            # that drafts in hand took no time says nothing of remote ones
-            is_typical=proposed.is_typical if requests else not self._chain.remote,
+            is_typical=proposed.is_typical,
             is_after_overlap=proposed.is_after_prefetch,
             draft_s=self._clock() - started,
             compute_s=proposed.compute_s,
@@ -142,12 +147,6 @@ class Speculation:
                 requests.setdefault(turn.remote, []).append(request)
         for drafter, asked in requests.items():
             drafter.prefetch(asked)
-
-    def foresee(self, sequences: Sequence[LiveSequence], *, num_beside: int) -> None:
-        """Think about the next round of these sequences while this one is under way."""
-        with _no_drafts_instead():
-            candidates = [_candidate(self._turn_of(sequence)) for sequence in sequences]
-            self.gamma.prepare(candidates, num_beside=num_beside)
 
     def observe(self, observed: ObservedRound) -> None:
         """Learn from a round."""
@@ -189,13 +188,8 @@ class Speculation:
                 requests.setdefault(turn.remote, []).append(request)
         return in_hand, requests
 
-    def _keep(
-        self,
-        decision: Decision,
-        sequences: Sequence[LiveSequence],
-        drafts: Drafts,
-        *,
-        num_others: int,
+    def _select(
+        self, decision: Decision, sequences: Sequence[LiveSequence], drafts: Drafts
     ) -> Drafts:
         """The drafts that are worth verifying."""
         drafted = [
@@ -209,7 +203,7 @@ class Speculation:
             for sequence in sequences
             if (draft := drafts.get(sequence.seq_id)) is not None
         ]
-        kept = self.gamma.keep(decision, drafted, num_others=num_others)
+        kept = self.gamma.select(decision, drafted)
         return {
             entry.seq_id: drafts[entry.seq_id].first(num_kept)
             for entry, num_kept in zip(drafted, kept, strict=True)

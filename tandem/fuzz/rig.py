@@ -20,7 +20,7 @@ from deployments.router.drafting.overlap import make_overlap
 from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.policy.dynamic_gamma import make_controller
+from deployments.router.policy.controller import make_controller
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
 from deployments.router.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.drafting.protocol import Drafter
 from deployments.router.drafting.remote import DraftClient, PooledDrafter
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.policy.dynamic_gamma import make_controller
+from deployments.router.policy.controller import make_controller
 from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies
@@ -97,6 +97,7 @@ async def running_loop(
     cache: CacheOptions = CACHE,
     max_gamma: int = 8,
     max_model_len: int = 256,
+    on_new_steps: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
     """`drafters` come in place of those that `drafter` names."""
     if drafters is None:
@@ -119,6 +120,7 @@ async def running_loop(
         observer=observer,
         options=options,
         clock=time.monotonic,
+        on_new_steps=on_new_steps,
     )
     try:
         yield loop, targets, observer

@@ -16,6 +16,7 @@ def judge(
     *,
     confidences: Sequence[float] = (),
     is_sampled: bool = False,
+    source: str = "model",
 ) -> Outcome:
     """What becomes of drafts that are accepted with these probabilities."""
     num_accepted = 0
@@ -29,6 +30,7 @@ def judge(
         num_committed=num_accepted + 1,
         confidences=tuple(confidences),
         is_sampled=is_sampled,
+        source=source,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from deployments import metrics
 from deployments.metrics import Kind, RouterMetrics, WorkerMetrics, rows
 from deployments.router.policy.gamma import Outcome, Reason
-from deployments.router.round import RoundRecord
+from deployments.router.round import RoundRecord, RoundTimes
 
 
 class Recorded:
@@ -86,17 +86,13 @@ def test_tokens_are_counted_as_far_as_they_stand_in_a_text(recorded: Recorded) -
         longest_draft=4,
         num_tokens=9,
         num_committed=6,
-        is_draft_typical=True,
-        is_verify_typical=True,
-        is_disturbed=False,
-        is_overlapped=False,
-        is_after_overlap=False,
-        is_prefill=False,
-        draft_s=0.25,
-        verify_s=0.5,
+        draft_s=None,
         draft_compute_s=0.125,
+        verify_s=0.5,
         verify_compute_s=0.375,
-        total_s=1.0,
+        round_s=0.75,
+        is_prefill=False,
+        times=RoundTimes(draft_s=0.25, verify_s=0.5, total_s=1.0),
     )
     RouterMetrics().observe_round(record)
     values = {

@@ -1,13 +1,16 @@
-"""How far to speculate. Pure: no clock, no Ray, no torch.
+"""How far to speculate: what a controller is asked and told, and a fixed length.
 
-A controller is asked once per round for every sequence that is about to be verified, and told
-afterwards what became of the drafts, perhaps only when the next round is under way.
+A controller decides a round twice: before drafting how far to draft (`choose`), and once the drafts
+and their confidences are known which of them to verify (`select`). It is told afterwards what
+became of them (`observe`), perhaps only when the next round is under way.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from workers.types import StepTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,33 +19,44 @@ class Candidate:
 
     seq_id: str
     max_gamma: int
-    """What the tokens left and the configured maximum allow; 0 where there is no drafter."""
-    source: str = ""
-    """Which drafter would draft it."""
-    is_free: bool = False
-    """Whether its drafts are in hand, so that only verifying them costs anything; `max_gamma` is
-    how many there are."""
+    """The most draft tokens it may have: 0 where nothing drafts for it."""
+    source: str = "model"
+    """Who drafts for it. Acceptance is learnt per source."""
     is_sampled: bool = False
     """Whether its tokens are drawn, not the likeliest ones."""
     is_catching_up: bool = False
-    """Whether its drafter is busy with its tokens, so that no draft would come of asking."""
+    """Whether its drafter is still reading its tokens, so that asking would bring no draft."""
+    is_free: bool = False
+    """Whether its `max_gamma` drafts are in hand: making them takes no time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """The drafts of a sequence, before they are verified."""
+
+    seq_id: str
+    num_draft_tokens: int
+    source: str = "model"
+    confidences: tuple[float, ...] = ()
+    """The source's confidence per draft token; empty where it does not say."""
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a sequence's drafts in a round."""
+    """What became of a sequence's verified drafts."""
 
     seq_id: str
     num_draft_tokens: int
     num_tested: int
+    """Drafts that the target compared with its own token: the accepted ones and the first that was
+    rejected."""
     num_accepted: int
     num_committed: int
     """Tokens that the text grew by: fewer than num_accepted + 1 where it ended before."""
+    source: str = "model"
     confidences: tuple[float, ...] = ()
-    """The drafter's, per draft token; empty where it did not say."""
     is_sampled: bool = False
-    source: str = ""
-    """Which drafter the drafts were from."""
 
     @property
     def num_accepted_in_text(self) -> int:
@@ -51,116 +65,84 @@ class Outcome:
 
     @property
     def num_tested_in_text(self) -> int:
+        """Tested drafts that stand in the text."""
         return min(self.num_tested, self.num_committed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafted:
-    """What a drafter brought for a sequence."""
-
-    seq_id: str
-    num_draft_tokens: int
-    confidences: tuple[float, ...]
-    is_sampled: bool = False
-    source: str = ""
-    """Which drafter they are from."""
 
 
 class Reason(StrEnum):
     """Why a round drafts as far as it does."""
 
     FIXED = "fixed"
-    FIRST = "first"
-    """Nothing has been measured yet."""
+    """The draft length is an option."""
     BEST = "best"
     """The most tokens per second are expected of it."""
-    VARIED = "varied"
-    """Shorter or longer than the best, to learn what a token costs."""
     NOT_WORTH = "not_worth"
     """Drafts would cost more than they bring."""
-    PROBE = "probe"
-    """As before, but one token is drafted to see whether it would pay by now."""
-    TRIAL = "trial"
-    """As before, but drafts are made as if they paid, to learn what they cost by now."""
+    EXPLORE = "explore"
+    """Drafts would not pay, but one sequence has some, to see whether they would by now."""
     FAILED = "failed"
     """Choosing or making drafts raised an error, so there are none."""
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether what becomes of the round decides of the next."""
-        return self in (Reason.FIRST, Reason.PROBE, Reason.TRIAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRound:
-    """What a round did and what it took."""
+    """What a round did, and its times where they teach something."""
 
     reason: Reason
     outcomes: tuple[Outcome, ...]
-    """Of the sequences that were verified with drafts."""
+    """One for each sequence that was verified with drafts."""
     num_sequences: int
     num_drafted: int
     """Sequences that drafters were asked to draft for."""
     longest_draft: int
-    """That drafters made; if they brought nothing in time, that they were asked for."""
+    """Tokens of the longest draft; if drafters brought nothing in time, what they were asked for.
+    0 if no drafter was asked."""
     num_tokens: int
-    """Run by the target in the steps of the round, drafts and other callers' tokens included."""
+    """Tokens that the target ran in the steps of the round, drafts and other callers' included."""
     num_committed: int
-    """That the sequences of the round grew by."""
-    is_draft_typical: bool
-    """Whether the drafters did nothing else meanwhile, such as catching up on a prompt."""
-    is_verify_typical: bool
-    """Whether the round was one step of the target, that had not to wait for another, as the first
-    round of a sequence often has."""
-    is_disturbed: bool
-    """Whether requests have come or gone of late, which takes the processor from workers on the
-    same machine; among the tokens of prompts that does not show. Beside those, whether they are of
-    a long one, whose later tokens cost more than others."""
-    is_overlapped: bool
+    """Tokens that the texts of the round grew by."""
+    draft_s: float | None
+    """Seconds from asking the drafters to their answer. None if they also did something else, such
+    as reading a prompt, or began before the round: such a time says nothing of what drafts cost."""
+    draft_compute_s: float
+    """The part of `draft_s` that the drafters spent in steps; the rest is the hop."""
+    verify_s: float | None
+    """Seconds from asking the target to its answer. None if that was not exactly one step with the
+    tokens of this round, as when it also ran part of a prompt or a drafter ran beside it."""
+    verify_compute_s: float
+    """The part of `verify_s` that the target spent in steps; the rest is the hop."""
+    round_s: float
+    """Seconds of drafting and verifying, clean or not."""
+    is_overlapped: bool = False
     """Whether drafters went on during the verification."""
-    is_after_overlap: bool
+    is_after_overlap: bool = False
     """Whether drafters had gone on during the verification before this round."""
-    draft_s: float
-    """The way to the drafters and back included."""
-    verify_s: float
-
-    @property
-    def tells_draft_cost(self) -> bool:
-        return self.longest_draft > 0 and self.is_draft_typical
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
+    """How far to draft in a round."""
+
     gammas: list[int]
     """The draft length of each candidate, in their order."""
     stop_below: list[float]
-    """See ProposeRequest; one for each candidate."""
+    """Where each drafter may stop, in the order of the candidates; see ProposeRequest."""
     reason: Reason
-    tokens_per_s: float | None = None
-    """What the target's time is worth in this round; None if all drafts are to be verified."""
 
 
 class GammaController(Protocol):
-    def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-        """Think about the next choice, which will probably be of these arguments.
+    def choose(self, candidates: Sequence[Candidate], *, num_prefill_tokens: int) -> Decision:
+        """The draft lengths of a round.
 
-        Called while a round is under way, when nobody waits for the answer.
+        The target will run `num_prefill_tokens` of prompts that wait in the same step.
         """
         ...
 
-    def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
-        """The draft lengths of this round.
+    def select(self, decision: Decision, drafted: Sequence[Drafted]) -> list[int]:
+        """How many draft tokens of each sequence to verify, in the order of `drafted`.
 
-        `num_beside` tokens of others, such as prompts that wait, are to be run in the same step.
-        """
-        ...
-
-    def keep(self, decision: Decision, drafted: Sequence[Drafted], *, num_others: int) -> list[int]:
-        """Of what was drafted by a decision, how many tokens of each sequence to verify.
-
-        `num_others` tokens of the step are of others: of sequences without drafts, of prompts.
-        They depend on how sure the drafter was of these very tokens. That changes no text where
-        the target's own sample decides; under the ratio test it would.
+        The choice may depend on how confident the drafter was of these very tokens. That changes
+        no text where the target's own sample decides; under the ratio test it would.
         """
         ...
 
@@ -169,39 +151,42 @@ class GammaController(Protocol):
         ...
 
     def forget(self, seq_id: str) -> None:
-        """A sequence has ended."""
+        """A sequence has ended; may be told more than once."""
+        ...
+
+    def use_steps(
+        self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
+    ) -> None:
+        """Go on with other tables of the workers' step times."""
         ...
 
 
 class FixedGamma:
-    """The same draft length for all."""
+    """The same draft length for all sequences; learns nothing."""
 
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
-
-    def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-        """Nothing to think about."""
 
     def choose(
         self,
         candidates: Sequence[Candidate],
         *,
-        num_beside: int,  # noqa: ARG002
+        num_prefill_tokens: int,  # noqa: ARG002
     ) -> Decision:
         gammas = [min(self._gamma, candidate.max_gamma) for candidate in candidates]
         return Decision(gammas=gammas, stop_below=[0.0] * len(gammas), reason=Reason.FIXED)
 
-    def keep(
+    def select(
         self,
         decision: Decision,  # noqa: ARG002
         drafted: Sequence[Drafted],
-        *,
-        num_others: int,  # noqa: ARG002
     ) -> list[int]:
-        return [of_sequence.num_draft_tokens for of_sequence in drafted]
+        return [draft.num_draft_tokens for draft in drafted]
 
-    def observe(self, observed: ObservedRound) -> None:
-        """Nothing to learn."""
+    def observe(self, observed: ObservedRound) -> None: ...
 
-    def forget(self, seq_id: str) -> None:
-        """Nothing was learnt."""
+    def forget(self, seq_id: str) -> None: ...
+
+    def use_steps(
+        self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
+    ) -> None: ...

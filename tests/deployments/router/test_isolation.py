@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from deployments.router.live import Live
-from deployments.router.policy.confidence import Calibration, Paths
-from deployments.router.policy.gamma import Candidate, Decision, FixedGamma, Outcome
+from deployments.router.policy.controller import DynamicGamma
+from deployments.router.policy.gamma import (
+    Candidate,
+    Decision,
+    Drafted,
+    FixedGamma,
+    ObservedRound,
+    Outcome,
+)
 from deployments.router.suspicion import Suspicion
 from tests.deployments.loops import (
     CACHE,
@@ -199,17 +206,13 @@ class RaisingPolicy(FixedGamma):
         if method == self._method:
             raise ZeroDivisionError(method)
 
-    def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-        self._raise("prepare")
-        super().prepare(candidates, num_beside=num_beside)
-
-    def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+    def choose(self, candidates: Sequence[Candidate], *, num_prefill_tokens: int) -> Decision:
         self._raise("choose")
-        return super().choose(candidates, num_beside=num_beside)
+        return super().choose(candidates, num_prefill_tokens=num_prefill_tokens)
 
-    def keep(self, *arguments: Any, **more: Any) -> list[int]:
-        self._raise("keep")
-        return super().keep(*arguments, **more)
+    def select(self, *arguments: Any, **more: Any) -> list[int]:
+        self._raise("select")
+        return super().select(*arguments, **more)
 
     def observe(self, observed: Any) -> None:
         self._raise("observe")
@@ -286,7 +289,7 @@ class TestDraftSide:
             await wait_until(lambda: loop.num_live == 0 and targets.num_used_blocks == 0)
             assert observer.num_live == 0
 
-    @pytest.mark.parametrize("method", ["prepare", "choose", "keep", "observe", "forget"])
+    @pytest.mark.parametrize("method", ["choose", "select", "observe", "forget"])
     @pytest.mark.parametrize("overlap", [False, True])
     async def test_a_policy_that_raises_costs_drafts_only(
         self, method: str, overlap: bool, models: Models, caplog: pytest.LogCaptureFixture
@@ -310,22 +313,30 @@ class TestDraftSide:
     ) -> None:
         await self.check_exact(models, drafts=kind(lambda _: [5]), overlap=overlap)
 
-    def test_estimators_take_nothing_that_is_not_finite(self) -> None:
-        calibration, paths = Calibration(), Paths()
-        for confidence in (math.nan, math.inf, -math.inf):
-            calibration.observe(
-                Outcome(
-                    seq_id="s",
-                    num_draft_tokens=1,
+    def test_a_policy_learns_nothing_that_is_not_finite(self) -> None:
+        controller = DynamicGamma()
+        candidates = [Candidate(seq_id="s", max_gamma=4)]
+        for confidence in (math.nan, math.inf, -math.inf, -1.0, 0.0, 7.0):
+            decision = controller.choose(candidates, num_prefill_tokens=0)
+            drafts = {"seq_id": "s", "num_draft_tokens": 1, "confidences": (confidence,)}
+            assert controller.select(decision, [Drafted(**drafts)]) in ([0], [1])
+            for num_accepted in (0, 1):
+                outcome = Outcome(
                     num_tested=1,
-                    num_accepted=1,
-                    num_committed=2,
-                    confidences=(confidence,),
+                    num_accepted=num_accepted,
+                    num_committed=1 + num_accepted,
+                    **drafts,
                 )
-            )
-            paths.add([confidence])
-        assert math.isfinite(calibration.beta("s"))
-        assert all(map(math.isfinite, paths.log_products(4, newest=8).ravel().tolist()))
+                controller.observe(
+                    ObservedRound(
+                        reason=decision.reason, outcomes=(outcome,), num_sequences=1,
+                        num_drafted=1, longest_draft=1, num_tokens=2, num_committed=1,
+                        draft_s=0.0, draft_compute_s=0.0, verify_s=0.0, verify_compute_s=0.0,
+                        round_s=0.0,
+                    )
+                )  # fmt: skip
+        decision = controller.choose(candidates, num_prefill_tokens=10)
+        assert all(map(math.isfinite, decision.stop_below))
 
 
 class TestLeaks:

@@ -6,14 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from deployments.router import loop as loop_module
-from deployments.router.digest import DIGEST_EVERY
 from deployments.router.loop import LoopOptions
-from deployments.router.policy.gamma import Candidate, Decision, FixedGamma, ObservedRound, Reason
+from deployments.router.policy.gamma import Candidate, Decision, FixedGamma, ObservedRound
 from deployments.router.sequence import FinishReason, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from tests.deployments.loops import (
@@ -32,6 +30,7 @@ from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
 from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError, TargetUnavailableError
 from workers.paged_model import CacheOptions
+from workers.target import Target
 from workers.types import ProposeRequest, ProposeResult, Reply
 
 
@@ -117,35 +116,6 @@ class TestExactness:
             assert [stream.token_ids for stream in streams] == plain
         assert "no such metric" in caplog.text
 
-    @pytest.mark.parametrize(("reason", "most"), [(Reason.BEST, DIGEST_EVERY), (Reason.PROBE, 1)])
-    async def test_rounds_are_learnt_from_together_unless_one_is_waited_for(
-        self, reason: Reason, most: int, models: Models
-    ) -> None:
-        class Learner(FixedGamma):
-            num_rounds = num_learnt = 0
-
-            def __init__(self) -> None:
-                super().__init__(2)
-                self.batches: list[int] = []
-                """How many rounds were learnt from between two rounds."""
-
-            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
-                self.batches.append(self.num_learnt - sum(self.batches))
-                self.num_rounds += 1
-                return replace(super().choose(candidates, num_beside=num_beside), reason=reason)
-
-            def observe(self, observed: ObservedRound) -> None:
-                super().observe(observed)
-                self.num_learnt += 1
-
-        learner = Learner()
-        async with running_loop(models, drafts=model_drafts(models)) as (loop, _, _):
-            loop.use_gamma(learner)
-            await run_all(loop, [make_params(1, max_tokens=60)], concurrency=1)
-        assert max(learner.batches) == most
-        # the round of a prefill is learnt from, too, but not chosen
-        assert learner.num_learnt >= learner.num_rounds > 2 * DIGEST_EVERY
-
 
 class TestDrafters:
     async def test_a_slow_drafter_costs_its_deadline_and_no_token(self, models: Models) -> None:
@@ -177,35 +147,13 @@ class TestDrafters:
         async with running_loop(models, drafts=model_drafts(models)) as (loop, _, observer):
             await run_all(loop, [make_params(seed) for seed in range(4)], concurrency=2)
         assert sum(record.is_prefill for record in observer.records) == 4
-        assert not any(r.is_prefill and r.is_verify_typical for r in observer.records)
-        assert any(record.is_verify_typical for record in observer.records)
+        assert not any(r.is_prefill and r.verify_s is not None for r in observer.records)
+        assert any(record.verify_s is not None for record in observer.records)
 
-    async def test_rounds_are_disturbed_where_requests_come_and_go(self, models: Models) -> None:
-        async with running_loop(models, gamma=1, drafts=model_drafts(models)) as (
-            loop,
-            _,
-            observer,
-        ):
-            running = Stream(make_params(1, max_tokens=150))
-            loop.add(running.sequence)
-            await wait_until(lambda: len(observer.records) > 10)
-            num_alone = len(observer.records)
-            await run_all(loop, [make_params(2, max_tokens=20)], concurrency=1)
-            await running.sequence.done.wait()
-        records = [record for record in observer.records if not record.is_prefill]
-        num_sequences = [record.num_sequences for record in records]
-        # the first record is of the prefill, the second of the first round after it
-        assert not any(record.is_disturbed for record in observer.records[2:num_alone])
-        is_left = num_sequences.index(1, num_sequences.index(2))
-        assert records[is_left].is_disturbed
-        assert not any(record.is_disturbed for record in records[is_left + 1 :])
-
-    @pytest.mark.parametrize("is_long", [False, True])
-    async def test_rounds_beside_a_long_prompt_are_disturbed(
-        self, is_long: bool, models: Models, monkeypatch: pytest.MonkeyPatch
+    async def test_rounds_beside_a_prompt_tell_nothing_of_what_drafts_cost(
+        self, models: Models
     ) -> None:
         """Its tokens attend to all that came before, so a draft would seem as dear as they are."""
-        monkeypatch.setattr(loop_module, "LONG_PROMPT", 199 if is_long else 200)
         long = replace(make_params(2, max_tokens=1), prompt=(5,) * 200)
         async with running_loop(models) as (loop, _, observer):
             running = Stream(make_params(1, max_tokens=150))
@@ -213,18 +161,23 @@ class TestDrafters:
             await wait_until(lambda: len(observer.records) > 10)
             await run_all(loop, [long], concurrency=1)
             await running.sequence.done.wait()
-        beside = [r for r in observer.records if not r.is_prefill and r.num_tokens > 1]
+        rounds = [record for record in observer.records if not record.is_prefill]
+        # that a prompt has come is known from the round after the first that it shared, and what
+        # is left of it at last is run like a few tokens of a text
+        beside = [record for record in rounds if record.num_tokens > 1][1:-1]
         assert len(beside) > 3
-        # the last of them may be told only once the prompt is done
-        assert {record.is_disturbed for record in beside[:-1]} == {is_long}
+        assert not any(record.verify_s for record in beside)
+        assert all(record.verify_s for record in rounds[:5] + rounds[-5:])
 
     async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
         told: list[bool] = []
 
         class Recorded(FixedGamma):
-            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
+            def choose(
+                self, candidates: Sequence[Candidate], *, num_prefill_tokens: int
+            ) -> Decision:
                 told.extend(candidate.is_catching_up for candidate in candidates)
-                return super().choose(candidates, num_beside=num_beside)
+                return super().choose(candidates, num_prefill_tokens=num_prefill_tokens)
 
         class Late(ScriptedDrafter):
             async def call(
@@ -244,9 +197,11 @@ class TestDrafters:
         told: list[int] = []
 
         class Recorded(FixedGamma):
-            def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
-                told.append(num_beside)
-                return super().choose(candidates, num_beside=num_beside)
+            def choose(
+                self, candidates: Sequence[Candidate], *, num_prefill_tokens: int
+            ) -> Decision:
+                told.append(num_prefill_tokens)
+                return super().choose(candidates, num_prefill_tokens=num_prefill_tokens)
 
         running = make_params(1, max_tokens=150)
         long = replace(make_params(2), prompt=(5,) * 200)
@@ -263,20 +218,16 @@ class TestDrafters:
         assert set(told[num_told + 1 :]) == {0}
 
     @pytest.mark.parametrize(("gamma", "workers"), [(2, "drafters"), (0, "targets")])
-    async def test_rounds_are_thought_about_while_workers_are_busy(
+    async def test_rounds_are_learnt_from_while_workers_are_busy(
         self, gamma: int, workers: str, models: Models
     ) -> None:
-        """While drafters are, if they are asked: they leave cores that a target's step needs."""
+        """With the next round: while drafters are, if they are asked, else while the target is."""
         events: list[str] = []
 
         class Recorded(FixedGamma):
             def observe(self, observed: ObservedRound) -> None:
                 events.append("learnt")
                 super().observe(observed)
-
-            def prepare(self, candidates: Sequence[Candidate], *, num_beside: int) -> None:
-                events.append("planned")
-                super().prepare(candidates, num_beside=num_beside)
 
         drafts = model_drafts(models)
         async with running_loop(models, drafts=drafts) as (loop, targets, _):
@@ -289,10 +240,8 @@ class TestDrafters:
         asked = [place for place, event in enumerate(events) if event == workers]
         between = [events[place + 1 : later] for place, later in pairwise(asked[2:-2])]
         last = ["targets"] if workers == "drafters" else []
-        assert ["learnt"] * DIGEST_EVERY + ["planned", *last] in between
-        for of_round in between:
-            assert [event for event in of_round if event != "learnt"] == ["planned", *last]
-            assert "learnt" not in of_round[of_round.index("planned") :]
+        assert between
+        assert all(others == ["learnt", *last] for others in between)
 
     @pytest.mark.parametrize("gamma", [16, 64])
     async def test_a_long_accepted_draft_leaves_its_drafter_ready(
@@ -478,3 +427,25 @@ class TestFailure:
             assert "ZeroDivisionError" in caplog.text
             (stream,) = await run_all(loop, [make_params(2)], concurrency=1)
             assert len(stream.token_ids) == NUM_TOKENS
+
+
+async def test_new_step_times_are_asked_for_once(models: Models) -> None:
+    """A target says with its answers that it has measured its steps anew."""
+
+    class Measuring(LocalWorkers):
+        async def call(
+            self, replica_id: str | None, batch: Sequence[Any], *, timeout_s: float
+        ) -> Reply[Any]:
+            reply = await super().call(replica_id, batch, timeout_s=timeout_s)
+            return replace(reply, steps_version=len(self.calls) // 10)
+
+    targets = Measuring(lambda: Target(models.target, CACHE, max_batched_tokens=32))
+    num_asked = 0
+
+    def ask() -> None:
+        nonlocal num_asked
+        num_asked += 1
+
+    async with running_loop(models, gamma=0, targets=targets, on_new_steps=ask) as (loop, _, _):
+        await run_all(loop, [make_params(1)], concurrency=1)
+    assert num_asked == len(targets.calls) // 10 == 4

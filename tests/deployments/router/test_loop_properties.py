@@ -250,7 +250,7 @@ class Policy(FixedGamma):
     def __init__(self, world: World) -> None:
         super().__init__(world.rng.choice([0, 1, 4, 8]))
         self._world = world
-        for method in ("prepare", "choose", "keep", "observe", "forget"):
+        for method in ("choose", "select", "observe", "forget"):
             setattr(self, method, self._at_risk(getattr(self, method)))
 
     def _at_risk(self, method: Any) -> Any:

@@ -37,6 +37,8 @@ def share_overlapped(
     for index in range(num_rounds):
         is_overlapped = overlap.choose()
         is_hit = was_overlapped and rng.random() < hit_rate
+        draft_s = 0.0 if is_hit else 0.005 * rng.uniform(0.8, 1.2)
+        verify_s = 0.030 * (1 + slowdown * is_overlapped) * rng.uniform(0.95, 1.05)
         overlap.observe(
             ObservedRound(
                 reason=Reason.FIXED,
@@ -46,13 +48,13 @@ def share_overlapped(
                 longest_draft=4,
                 num_tokens=5,
                 num_committed=1,
-                is_draft_typical=not was_overlapped,
-                is_verify_typical=True,
-                is_disturbed=False,
+                draft_s=None if was_overlapped else draft_s,
+                draft_compute_s=0.6 * draft_s,
+                verify_s=None if is_overlapped else verify_s,
+                verify_compute_s=0.9 * verify_s,
+                round_s=draft_s + verify_s,
                 is_overlapped=is_overlapped,
                 is_after_overlap=was_overlapped,
-                draft_s=0.0 if is_hit else 0.005 * rng.uniform(0.8, 1.2),
-                verify_s=0.030 * (1 + slowdown * is_overlapped) * rng.uniform(0.95, 1.05),
             )
         )
         num_overlapped += is_overlapped and index >= num_rounds // 2
@@ -85,9 +87,8 @@ class TestPolicy:
                 ObservedRound(
                     reason=Reason.FIXED, outcomes=(), num_sequences=1, num_drafted=0,
                     longest_draft=0, num_tokens=1, num_committed=1,
-                    is_draft_typical=False, is_verify_typical=True, is_disturbed=False,
-                    is_overlapped=False, is_after_overlap=False,
-                    draft_s=0.0, verify_s=0.03,
+                    draft_s=None, draft_compute_s=0.0, verify_s=0.03, verify_compute_s=0.03,
+                    round_s=0.03,
                 )
             )  # fmt: skip
         assert not overlap.choose()
@@ -131,8 +132,8 @@ async def test_wrong_guesses_are_asked_for_again(models: Models) -> None:
 class Stopping(FixedGamma):
     """Lets drafters stop where they are unsure."""
 
-    def choose(self, candidates: Sequence[Candidate], *, num_beside: int) -> Decision:
-        chosen = super().choose(candidates, num_beside=num_beside)
+    def choose(self, candidates: Sequence[Candidate], *, num_prefill_tokens: int) -> Decision:
+        chosen = super().choose(candidates, num_prefill_tokens=num_prefill_tokens)
         return replace(chosen, stop_below=[0.5] * len(candidates))
 
 

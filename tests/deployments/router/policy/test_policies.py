@@ -9,8 +9,8 @@ from workers.errors import InvalidRequestError, OverloadedError
 
 def test_fixed_gamma_gives_what_is_allowed() -> None:
     candidates = [Candidate(seq_id=str(n), max_gamma=n) for n in (0, 2, 4, 8)]
-    assert FixedGamma(4).choose(candidates, num_beside=0).gammas == [0, 2, 4, 4]
-    assert FixedGamma(0).choose(candidates, num_beside=0).gammas == [0, 0, 0, 0]
+    assert FixedGamma(4).choose(candidates, num_prefill_tokens=0).gammas == [0, 2, 4, 4]
+    assert FixedGamma(0).choose(candidates, num_prefill_tokens=0).gammas == [0, 0, 0, 0]
 
 
 LIMITS = AdmissionLimits(max_running=4, max_waiting=2)

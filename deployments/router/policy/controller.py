@@ -1,0 +1,158 @@
+"""Gamma from live acceptance and measured steps: as many drafts as pay for themselves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from deployments.router.policy.acceptance import AcceptanceBySource
+from deployments.router.policy.exploration import Exploration
+from deployments.router.policy.gamma import (
+    Candidate,
+    Decision,
+    Drafted,
+    FixedGamma,
+    GammaController,
+    ObservedRound,
+    Reason,
+)
+from deployments.router.policy.latency import Latency
+from deployments.router.policy.planner import (
+    Plan,
+    PrefillShare,
+    Prompts,
+    best_plan,
+    worth_verifying,
+)
+from workers.types import StepTime
+
+OPTIMISM = 1.0
+"""The standard deviations of which drafts get the benefit while none are made."""
+NUM_SAMPLES = 64
+"""Drafts that are foreseen for a round, over all of its sequences."""
+
+
+def make_controller(
+    gamma: int | Literal["dynamic"],
+    *,
+    target_steps: Sequence[StepTime] = (),
+    draft_steps: Sequence[StepTime] = (),
+) -> GammaController:
+    """The controller that an option names, on workers with these step times."""
+    if gamma != "dynamic":
+        return FixedGamma(gamma)
+    return DynamicGamma(target_steps=target_steps, draft_steps=draft_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Decision):
+    """A decision for drafts, and the plan behind it."""
+
+    plan: Plan
+
+
+class DynamicGamma:
+    """A controller that learns from what it is told of the rounds."""
+
+    def __init__(
+        self, *, target_steps: Sequence[StepTime] = (), draft_steps: Sequence[StepTime] = ()
+    ) -> None:
+        self._latency = Latency(target_steps=target_steps, draft_steps=draft_steps)
+        self._acceptance = AcceptanceBySource()
+        self._exploration = Exploration()
+        self._share = PrefillShare()
+        self._alone_rate = 0.0
+        """See Plan, of the last round."""
+        self._most_prefill = 0
+        """The most tokens of prompts that waited yet; the target says those that fit a step."""
+        self._is_idle = False
+        """Whether drafts did not pay in the last round."""
+
+    def use_steps(
+        self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
+    ) -> None:
+        self._latency = Latency(target_steps=target_steps, draft_steps=draft_steps)
+
+    def choose(self, candidates: Sequence[Candidate], *, num_prefill_tokens: int) -> Decision:
+        if not candidates:
+            return _plainly(0, Reason.NOT_WORTH)
+        plan = best_plan(
+            self._acceptance.foresee(
+                candidates,
+                num_samples=max(2, NUM_SAMPLES // len(candidates)),
+                optimism=OPTIMISM if self._is_idle else 0.0,
+            ),
+            [candidate.is_free for candidate in candidates],
+            self._latency,
+            self._share,
+            self._prompts(num_prefill_tokens),
+        )
+        self._alone_rate = plan.alone_rate
+        pays, is_try = plan.loss_s < 0.0, False
+        if num_prefill_tokens == 0:
+            self._is_idle = not pays
+            is_try = self._exploration.begins(plan)
+        if pays == is_try:
+            return _plainly(len(candidates), Reason.EXPLORE if is_try else Reason.NOT_WORTH)
+        return Planned(
+            gammas=plan.gammas,
+            stop_below=[self._stop_below(candidate, plan) for candidate in candidates],
+            reason=Reason.EXPLORE if is_try else Reason.BEST,
+            plan=plan,
+        )
+
+    def select(self, decision: Decision, drafted: Sequence[Drafted]) -> list[int]:
+        survival = [self._foretell(draft) for draft in drafted]
+        if not isinstance(decision, Planned):
+            return [len(chances) for chances in survival]
+        if decision.reason is Reason.EXPLORE:
+            return _worth_trying(drafted, survival, decision.plan.least_survival)
+        return worth_verifying(survival, decision.plan, self._latency)
+
+    def observe(self, observed: ObservedRound) -> None:
+        for outcome in observed.outcomes:
+            self._acceptance.of(outcome).observe(outcome)
+        self._latency.observe(observed)
+        self._share.observe(observed.num_committed, observed.round_s)
+        num_sequences = max(1, observed.num_sequences)
+        plain_s = self._latency.verify_s(num_sequences, num_sequences, is_after_drafting=False)
+        self._exploration.observe(observed, token_s=float(plain_s) / num_sequences)
+
+    def forget(self, seq_id: str) -> None:
+        if self._acceptance.forget(seq_id):  # else it is told again, or had no drafts
+            self._share.end_request(self._alone_rate)
+
+    def _prompts(self, num_tokens: int) -> Prompts:
+        """The prompts beside a round; what fits into a step is known from those that filled one."""
+        self._most_prefill = max(self._most_prefill, num_tokens)
+        return Prompts(
+            num_tokens=num_tokens, most=max(self._most_prefill, self._latency.most_tokens)
+        )
+
+    def _foretell(self, draft: Drafted) -> list[float]:
+        """The probability that the first 1, 2, ... of these drafts are accepted."""
+        acceptance = self._acceptance.of(draft)
+        acceptance.remember(draft)
+        return acceptance.survival(draft)
+
+    def _stop_below(self, candidate: Candidate, plan: Plan) -> float:
+        acceptance = self._acceptance.of(candidate)
+        return acceptance.least_product(candidate.seq_id, plan.least_survival)
+
+
+def _plainly(num_sequences: int, reason: Reason) -> Decision:
+    """A round without drafts."""
+    return Decision(gammas=[0] * num_sequences, stop_below=[0.0] * num_sequences, reason=reason)
+
+
+def _worth_trying(
+    drafted: Sequence[Drafted], survival: Sequence[Sequence[float]], least_survival: float
+) -> list[int]:
+    """How many drafts of each sequence to verify in a try: one at least, so that it tells."""
+    kept = [
+        sum(chance >= least_survival for chance in chances) if draft.confidences else len(chances)
+        for draft, chances in zip(drafted, survival, strict=True)
+    ]
+    if drafted and not any(kept):
+        firsts = [chances[0] if chances else 0.0 for chances in survival]
+        kept[firsts.index(max(firsts))] = 1
+    return kept

@@ -1,0 +1,272 @@
+"""Seconds of a draft and of a verification, by what they run.
+
+    draft(n, steps)   = draft_hop + steps * draft_factor * D(n)
+    verify(n, tokens) = verify_hop + factor * T(n, tokens)
+
+T and D are the workers' own measured tables of their steps, by sequences and tokens. A factor
+follows how much slower steps are than the table says (other load, long contexts), a hop what a call
+takes beside its steps. Rounds without drafts have a factor of their own: where router and workers
+share cores, the texts of the last round are written out during their step.
+
+A target without a table gets the straight line through what its rounds took, a drafter a constant.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from deployments.router.policy.gamma import ObservedRound
+from workers.types import StepTime
+
+Floats = NDArray[np.float64]
+Row = tuple[Floats, Floats]
+"""Tokens, rising, and seconds."""
+
+RATE = 0.03
+"""The share of an error that an estimate of a time takes over."""
+OUTLIER = 0.4
+"""A time that is off by more than this, as a logarithm, is taken for a stall and clipped. When the
+next is off to the same side, the machine has changed: clip and rate are doubled each time."""
+FAR = 4096.0
+"""Tokens beyond the end of a table up to which a row goes on rising."""
+FIRST_SLOPE = 0.02
+"""The guess of what a further token adds to a step, as a share of the step of one token."""
+LEAST_S = 1e-6
+"""No time is shorter."""
+SLOPE_PRIOR = 15.0
+"""The weight of that guess, in steps one token away from the mean."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """A positive number that is observed with noise and stalls: its geometric mean of late."""
+
+    value: float
+    """Before anything was observed, a guess."""
+    _num_seen: int = 0
+    _run: int = 0
+    """How many of the last observations were outliers to the same side, with its sign."""
+
+    @property
+    def is_known(self) -> bool:
+        return self._num_seen > 0
+
+    def observe(self, seen: float) -> float:
+        """Returns the factor by which an estimate of as much experience would move."""
+        error = math.log(max(seen, LEAST_S) / self.value)
+        self._num_seen += 1
+        if self._num_seen == 1:
+            self.value *= math.exp(error)
+            return 1.0
+        boost = 2.0 ** abs(self._run) if self._run * error > 0 else 1.0
+        is_outlier = abs(error) > OUTLIER
+        self._run = self._run * (boost > 1) + int(math.copysign(1, error)) if is_outlier else 0
+        error = max(-OUTLIER * boost, min(OUTLIER * boost, error))
+        rate = min(0.5, RATE * boost)
+        self.value *= math.exp(max(rate, 1.0 / self._num_seen) * error)
+        return math.exp(rate * error)
+
+
+class StepTable:
+    """Seconds of a step by sequences and tokens: straight between the measured points.
+
+    A jump is two points with neighbouring numbers of tokens.
+    """
+
+    def __init__(self, times: Sequence[StepTime]) -> None:
+        by_size: dict[int, dict[int, float]] = {}
+        for time in times:
+            if math.isfinite(time.seconds) and time.seconds > 0.0:
+                by_size.setdefault(time.num_sequences, {})[time.num_tokens] = time.seconds
+        self._sizes = sorted(by_size)
+        self._rows = {size: _rising(by_size[size]) for size in self._sizes}
+        """By the number of sequences: those measured, and those that were asked for."""
+        if not self._sizes:
+            return
+        last = self._sizes[-1]
+        self._rows[last] = _continued(self._rows[last])
+        for size, larger in reversed(list(pairwise(self._sizes))):
+            self._rows[size] = _continued_like(self._rows[size], self._rows[larger])
+
+    def __bool__(self) -> bool:
+        return bool(self._sizes)
+
+    def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
+        """Shapes: [any] tokens -> [any] seconds."""
+        if num_sequences not in self._rows:
+            place = float(np.interp(num_sequences, self._sizes, np.arange(len(self._sizes))))
+            low, high = self._rows[self._sizes[int(place)]], self._rows[self._sizes[-1]]
+            if place % 1.0:
+                high = self._rows[self._sizes[int(place) + 1]]
+            self._rows[num_sequences] = _between(low, high, place % 1.0)
+        amounts = np.asarray(num_tokens, dtype=float)
+        seconds: Floats = np.interp(amounts, *self._rows[num_sequences])
+        return seconds
+
+
+def _rising(seconds: dict[int, float]) -> Row:
+    """A row in which more tokens never take less."""
+    amounts = np.array(sorted(seconds), dtype=float)
+    times_s = np.array([seconds[int(amount)] for amount in amounts])
+    return amounts, np.maximum.accumulate(times_s)
+
+
+def _continued(row: Row) -> Row:
+    """A row that rises far beyond its end as it did from its middle on."""
+    amounts, times_s = row
+    middle = (len(amounts) - 1) // 2
+    rise = (times_s[-1] - times_s[middle]) / max(1.0, amounts[-1] - amounts[middle])
+    return np.append(amounts, amounts[-1] + FAR), np.append(times_s, times_s[-1] + FAR * rise)
+
+
+def _continued_like(row: Row, larger: Row) -> Row:
+    """A row that rises beyond its end as the row of more sequences does there."""
+    (amounts, times_s), (more, more_s) = row, larger
+    is_beyond = more > amounts[-1]
+    ratio = times_s[-1] / np.interp(amounts[-1], more, more_s)
+    return np.append(amounts, more[is_beyond]), np.append(times_s, ratio * more_s[is_beyond])
+
+
+def _between(low: Row, high: Row, share: float) -> Row:
+    """The row of a number of sequences between those of two rows.
+
+    The row of more sequences begins with more tokens; before, it is that much dearer too.
+    """
+    amounts = np.union1d(low[0], high[0])
+    inside = np.maximum(amounts, high[0][0])
+    dearer = np.interp(inside, *high) / np.interp(inside, *low)
+    return amounts, np.interp(amounts, *low) * (1.0 + share * (dearer - 1.0))
+
+
+@dataclass(slots=True)
+class StepLine:
+    """Seconds of a step by tokens, where there is no table: decayed least squares."""
+
+    _weight: float = 0.0
+    _tokens: float = 0.0
+    """The mean number of tokens; likewise the next."""
+    _seconds: float = 1.0
+    _variance: float = 0.0
+    """The mean square of tokens from their mean; likewise the next."""
+    _covariance: float = 0.0
+
+    def seconds(self, num_tokens: ArrayLike) -> Floats:
+        """Shapes: [any] tokens -> [any] seconds."""
+        line: Floats = self._seconds + self._slope * np.subtract(num_tokens, self._tokens)
+        return np.maximum(line, 0.1 * self._seconds)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a step; a stall counts as at most twice what was expected."""
+        seconds = max(LEAST_S, seconds)
+        if self._weight > 0.0:
+            seconds = min(seconds, 2.0 * float(self.seconds(num_tokens)))
+        self._weight = self._weight * (1.0 - RATE) + 1.0
+        rate = 1.0 / self._weight
+        away, error_s = num_tokens - self._tokens, seconds - self._seconds
+        self._tokens += rate * away
+        self._seconds += rate * error_s
+        self._variance = (1.0 - rate) * (self._variance + rate * away * away)
+        self._covariance = (1.0 - rate) * (self._covariance + rate * away * error_s)
+
+    @property
+    def _slope(self) -> float:
+        guess = FIRST_SLOPE * self._seconds / (1.0 + FIRST_SLOPE * max(0.0, self._tokens - 1.0))
+        seen, spread = self._weight * self._covariance, self._weight * self._variance
+        return max(0.0, (seen + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR))
+
+
+@dataclass(slots=True)
+class _Target:
+    """What is known of the target's steps."""
+
+    table: StepTable
+    line: StepLine = field(default_factory=StepLine)
+    """In place of an empty table."""
+    drafted: Follower = field(default_factory=lambda: Follower(1.0))
+    """How many times as long as table or line say a step with drafts takes."""
+    plain: Follower = field(default_factory=lambda: Follower(1.0))
+    """The same for a step without."""
+    hop: Follower = field(default_factory=lambda: Follower(LEAST_S))
+
+    def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
+        if self.table:
+            return self.table.seconds(num_sequences, num_tokens)
+        return self.line.seconds(num_tokens)
+
+    def observe(
+        self, num_sequences: int, num_tokens: int, step_s: float, *, is_plain: bool
+    ) -> None:
+        """Learn from a step that took so long."""
+        if not self.table:
+            self.line.observe(num_tokens, step_s)
+        ratio = step_s / float(self.seconds(num_sequences, num_tokens))
+        seen, other = (self.plain, self.drafted) if is_plain else (self.drafted, self.plain)
+        change = seen.observe(ratio)
+        if other.is_known:  # what is not seen at present becomes slower and faster with what is
+            other.value *= change
+
+
+class Latency:
+    """The times of rounds on these workers."""
+
+    def __init__(
+        self, *, target_steps: Sequence[StepTime] = (), draft_steps: Sequence[StepTime] = ()
+    ) -> None:
+        self._target = _Target(StepTable(target_steps))
+        self.most_tokens = max((step.num_tokens for step in target_steps), default=0)
+        """The tokens of the largest step that the target has measured."""
+        self._draft_table = StepTable(draft_steps)
+        self._draft_factor = Follower(1.0 if draft_steps else LEAST_S)
+        """Without a table, the seconds of a step."""
+        self._draft_hop = Follower(LEAST_S)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both drafts and verifications with drafts were seen."""
+        return self._draft_factor.is_known and self._target.drafted.is_known
+
+    def draft_s(self, num_sequences: int, num_steps: ArrayLike) -> Floats:
+        """Seconds until drafters have made so many steps for these sequences; nearly nothing while
+        nothing is known, so that it is found out.
+
+        Shapes: [any] steps -> [any] seconds.
+        """
+        step_s = self._draft_factor.value * self._draft_steps(num_sequences)
+        return self._draft_hop.value + step_s * np.asarray(num_steps, dtype=float)
+
+    def verify_s(
+        self, num_sequences: int, num_tokens: ArrayLike, *, is_after_drafting: ArrayLike = True
+    ) -> Floats:
+        """Seconds of a verification of so many tokens, drafts and others' included.
+
+        Shapes: [any] tokens -> [any] seconds; `is_after_drafting` one for all or [any].
+        """
+        target = self._target
+        plain = target.plain if target.plain.is_known else target.drafted
+        factor = np.where(is_after_drafting, target.drafted.value, plain.value)
+        return target.hop.value + factor * target.seconds(num_sequences, num_tokens)
+
+    def observe(self, observed: ObservedRound) -> None:
+        """Learn from the times of a round that are clean."""
+        if observed.draft_s is not None and observed.longest_draft > 0:
+            steps_s = observed.longest_draft * self._draft_steps(observed.num_drafted)
+            self._draft_factor.observe(observed.draft_compute_s / steps_s)
+            self._draft_hop.observe(observed.draft_s - observed.draft_compute_s)
+        if observed.verify_s is not None and observed.num_tokens > 0:
+            self._target.hop.observe(observed.verify_s - observed.verify_compute_s)
+            self._target.observe(
+                observed.num_sequences,
+                observed.num_tokens,
+                observed.verify_compute_s,
+                is_plain=observed.longest_draft == 0,
+            )
+
+    def _draft_steps(self, num_sequences: int) -> float:
+        """What the table says of a draft step, in seconds; 1 without a table."""
+        if not self._draft_table:
+            return 1.0
+        return float(self._draft_table.seconds(num_sequences, num_sequences))

@@ -1,0 +1,253 @@
+"""How many drafts are worth their place in a round.
+
+A round is to bring the most expected tokens per second over the whole batch,
+
+    (sum_i 1 + sum_{j <= k_i} S_i(j)) / (draft(max k) + verify(n + P + sum_i k_i)),
+
+where S_i(j) is the probability that the first j drafts of sequence i are accepted, n the number of
+sequences and P the tokens of prompts that wait. Verifying costs the same for every token, so tokens
+are taken in order of survival, down to the threshold and up to the longest draft that make the best
+rate: a jump in the costs may hide behind one that does not pay. Drafters stop below the threshold
+too, so a step of theirs is only run while some sequence is above it.
+
+Prompts that wait are run in the same step. They have to be run whatever is drafted, so a second is
+worth what these sequences would make of it alone, and drafts are no cheaper for the long step. But
+where a long prompt slows them down far more than prompts do as a rule, a second is worth less, and
+drafts go farther. They may not lengthen such a round by more than DELAY_SHARE, though: that is how
+much later the first token of the prompt may come.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from deployments.router.policy.latency import RATE, Floats, Latency
+
+FAIR_SHARE = 0.6
+"""Of what prompts leave to requests as a rule, the part below which a second is worth less."""
+NUM_THRESHOLDS = 16
+"""How many thresholds are compared; more only take time."""
+DELAY_SHARE = 0.25
+"""By how much drafts may lengthen a round that runs part of a prompt, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """The prompts that wait to be run beside a round."""
+
+    num_tokens: int = 0
+    """Tokens that wait, but not more than fit into a step."""
+    most: float = 0.0
+    """The tokens that fit into a step; drafts take the place of prompts."""
+
+    def in_step(self, num_own: ArrayLike) -> Floats:
+        """How many are run beside that many tokens of sequences and their drafts.
+
+        Shapes: [any] -> [any].
+        """
+        room: Floats = np.maximum(1.0, np.subtract(self.most, num_own))
+        return np.minimum(float(self.num_tokens), room)
+
+
+NO_PROMPTS = Prompts()
+
+
+@dataclass(slots=True)
+class PrefillShare:
+    """How much of their speed prompts leave to the sequences that run."""
+
+    _num_tokens: float = 0.0
+    """Committed in the last rounds, decayed."""
+    _time_s: float = 0.0
+    """Seconds of those rounds, decayed alike."""
+    _usual: float = 1.0
+    """What they left to the last requests, each counted once, at its end."""
+
+    def observe(self, num_tokens: int, round_s: float) -> None:
+        """A round has brought so many tokens, beside prompts or not."""
+        self._num_tokens += num_tokens - RATE * self._num_tokens
+        self._time_s += round_s - RATE * self._time_s
+
+    def end_request(self, alone_rate: float) -> None:
+        """A request has ended, whose rounds would make `alone_rate` without prompts."""
+        if self._time_s > 0.0 and alone_rate > 0.0:
+            share = min(1.0, self._num_tokens / self._time_s / alone_rate)
+            self._usual += RATE * (share - self._usual)
+
+    def worth(self, alone_rate: float) -> float:
+        """What a second is worth beside a prompt, in tokens."""
+        if self._num_tokens == 0.0 or self._time_s == 0.0:
+            return alone_rate
+        rate = self._num_tokens / self._time_s
+        return min(alone_rate, rate / (FAIR_SHARE * max(self._usual, rate / alone_rate)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The best drafts of a round, and what becomes of the round with and without them.
+
+    It is made before it is known how confident the drafter will be.
+    """
+
+    gammas: list[int]
+    """The draft length of each sequence; all 0 where no draft may be."""
+    least_survival: float = 1.0
+    """Drafts that survive with less probability are not expected to be worth their time."""
+    draft_s: float = 0.0
+    time_s: float
+    """Seconds of drafting and verifying."""
+    num_expected: float
+    """Tokens that the round is expected to bring."""
+    plain_s: float
+    """Seconds of the round without drafts."""
+    prompts: Prompts
+    alone_rate: float
+    """Tokens per second of rounds without prompts, drafted as well as can be."""
+    tokens_per_s: float
+    """What a second is worth."""
+
+    @property
+    def loss_s(self) -> float:
+        """What the drafts lose, in seconds; below 0 if they are worth their time."""
+        num_more = self.num_expected - len(self.gammas)
+        return self.time_s - self.plain_s - num_more / self.tokens_per_s
+
+
+def best_plan(
+    survival: Floats,
+    is_free: Sequence[bool],
+    latency: Latency,
+    share: PrefillShare,
+    prompts: Prompts,
+) -> Plan:
+    """The drafts that make the most of their time, or lose the least.
+
+    Where some drafts are free, in hand already, asking others for theirs may not pay.
+    Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts
+    are accepted, in equally likely cases; 0 where no draft may be.
+    """
+    plan = _plan(survival, is_free, latency, share, prompts)
+    if all(is_free) or not any(is_free):
+        return plan
+    only_free = np.where(np.array(is_free)[:, None, None], survival, 0.0)
+    return max(
+        plan, _plan(only_free, is_free, latency, share, prompts), key=lambda plan: plan.alone_rate
+    )
+
+
+def _plan(
+    survival: Floats,
+    is_free: Sequence[bool],
+    latency: Latency,
+    share: PrefillShare,
+    prompts: Prompts,
+) -> Plan:
+    """The best plan with one threshold for all drafts; see `best_plan`."""
+    num_sequences = len(survival)
+
+    def plain_step_s(num_others: float) -> float:
+        num_tokens = num_sequences + num_others
+        return float(latency.verify_s(num_sequences, num_tokens, is_after_drafting=False))
+
+    thresholds = _thresholds(survival)
+    num_beside = float(prompts.in_step(num_sequences))
+    alone_s, plain_s = plain_step_s(0), plain_step_s(num_beside)
+    if not len(thresholds):
+        rate = num_sequences / alone_s
+        return Plan(
+            gammas=[0] * num_sequences, time_s=plain_s, num_expected=num_sequences,
+            plain_s=plain_s, prompts=prompts, alone_rate=rate, tokens_per_s=rate,
+        )  # fmt: skip
+    is_taken = survival >= thresholds[:, None, None, None]
+    shares = is_taken.mean(axis=2)  # [thresholds, sequences, depth]
+    chances = np.where(is_taken, survival, 0.0).mean(axis=2).sum(axis=1)
+    expected = num_sequences + chances.cumsum(axis=1)  # [thresholds, longest], as all below
+    num_own = num_sequences + shares.sum(axis=1).cumsum(axis=1)
+    draft_s = _draft_s(shares[:, ~np.array(is_free)], latency)
+
+    def times_s(num_others: Floats | float) -> Floats:
+        return draft_s + latency.verify_s(
+            num_sequences, num_own + num_others, is_after_drafting=draft_s > 0.0
+        )
+
+    alone_times_s = times_s(0.0)
+    rate = alone_rate = max(num_sequences / alone_s, float((expected / alone_times_s).max()))
+    all_s, is_allowed = alone_times_s, np.ones_like(expected, dtype=bool)
+    if prompts.num_tokens:
+        rate, all_s = share.worth(alone_rate), times_s(num_beside)
+        beside = prompts.in_step(num_own)
+        is_allowed = times_s(beside) <= _longest_s(prompts, beside, plain_s, num_sequences)
+    gains = np.where(is_allowed, expected - rate * all_s, -math.inf)
+    best, last = np.unravel_index(gains.argmax(), gains.shape)
+    return Plan(
+        gammas=np.count_nonzero(shares[best, :, : last + 1], axis=1).tolist(),
+        least_survival=float(thresholds[best]),
+        draft_s=float(draft_s[best, last]),
+        time_s=float(all_s[best, last]) if gains[best, last] > -math.inf else math.inf,
+        num_expected=float(expected[best, last]),
+        plain_s=plain_s,
+        prompts=prompts,
+        alone_rate=alone_rate,
+        tokens_per_s=rate,
+    )
+
+
+def _longest_s(prompts: Prompts, beside: Floats, plain_s: float, num_sequences: int) -> Floats:
+    """How long a round may take that runs `beside` tokens of prompts, so that they get on at least
+    1 / (1 + DELAY_SHARE) as fast as in a plain round of `plain_s` seconds.
+
+    Shapes: [any] -> [any].
+    """
+    longest: Floats = (1.0 + DELAY_SHARE) * plain_s * beside / prompts.in_step(num_sequences)
+    return longest
+
+
+def _thresholds(survival: Floats) -> Floats:
+    """Probabilities below which drafts may not be worth their place.  # [thresholds]"""
+    chances = np.unique(survival[survival > 0.0])
+    if len(chances) <= NUM_THRESHOLDS:
+        return chances
+    chosen: Floats = chances[np.linspace(0, len(chances) - 1, NUM_THRESHOLDS).astype(int)]
+    return chosen
+
+
+def _draft_s(shares: Floats, latency: Latency) -> Floats:
+    """Seconds of drafting that ends at a longest draft, and for each sequence with the first draft
+    below a threshold: a step is run as long as any sequence goes on.
+
+    Shapes: shares [thresholds, sequences, depth] of cases that are above -> [thresholds, depth]
+    """
+    _, num_sequences, depth = shares.shape
+    goes_on = 1.0 - np.prod(1.0 - shares[:, :, : depth - 1], axis=1)
+    num_steps = 1.0 + np.pad(goes_on.cumsum(axis=1), ((0, 0), (1, 0)))
+    is_asked = shares[:, :, :1].any(axis=1)
+    draft_s: Floats = is_asked * latency.draft_s(num_sequences, num_steps)
+    return draft_s
+
+
+def worth_verifying(survival: Sequence[Sequence[float]], plan: Plan, latency: Latency) -> list[int]:
+    """How many drafts of each sequence to verify, now that they are made and known.
+
+    A token is verified if it brings more than its time could bring otherwise, as long as prompts
+    do not wait for too long.
+    """
+    lengths = [len(chances) for chances in survival]
+    chances = np.array([chance for sequence in survival for chance in sequence])
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.argsort(-chances, kind="stable")  # earlier drafts of a sequence come first
+    num_sequences, prompts = len(plan.gammas), plan.prompts
+    num_own = num_sequences + np.arange(len(chances) + 1.0)
+    num_beside = float(prompts.in_step(num_sequences))
+    verify_s = latency.verify_s(num_sequences, num_own + num_beside)
+    gains = np.append(0.0, chances[order].cumsum()) - plan.tokens_per_s * verify_s
+    if prompts.num_tokens:
+        beside = prompts.in_step(num_own)
+        times_s = plan.draft_s + latency.verify_s(num_sequences, num_own + beside)
+        is_late = times_s > _longest_s(prompts, beside, plan.plain_s, num_sequences)
+        gains[1:][is_late[1:]] = -math.inf
+    num_worth = int(gains.argmax())
+    kept: list[int] = np.bincount(owners[order[:num_worth]], minlength=len(lengths)).tolist()
+    return kept

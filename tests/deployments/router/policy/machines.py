@@ -1,0 +1,363 @@
+"""Simulated machines: what rounds take, what workers measure of themselves, and whole runs."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from deployments.router.policy.controller import DynamicGamma
+from deployments.router.policy.gamma import (
+    Candidate,
+    Decision,
+    Drafted,
+    GammaController,
+    ObservedRound,
+    Outcome,
+)
+from tests.deployments.simulated_drafts import Chance, confidence, even, judge, varied
+from workers.types import StepTime
+
+Sureness = Callable[[int, float], float]
+"""What a drafter says of a draft of the i-th sequence with this chance."""
+
+MAX_GAMMA = 8
+FIXED = (0, 1, 2, 4, 6, 8)
+"""What a dynamic gamma is compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Milliseconds of a round: drafting to a depth, verifying a number of tokens."""
+
+    hop: float
+    """Of a call to the drafter."""
+    draft_step: float
+    verify: float
+    verify_token: float
+    verify_wide: float = 0.0
+    """More than 8 tokens cost this much more, as with matrix kernels that work in blocks."""
+    verify_hop: float = 0.0
+    """Of a call to the target."""
+    plain_more: float = 0.0
+    """A round without drafts costs this much more, as texts are handed out during its step."""
+
+    def step_s(self, num_tokens: float) -> float:
+        """Of the target."""
+        is_wide = num_tokens > 8
+        return (self.verify + self.verify_token * num_tokens + self.verify_wide * is_wide) / 1e3
+
+    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+        """Of drafting and of verifying."""
+        more_s = 0.0 if longest else self.plain_more / 1e3
+        draft_s = (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
+        return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
+
+    def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: int = 0) -> float:
+        """To be expected of rounds in which every sequence has that many drafts."""
+        num_tokens = num_beside + len(alphas) * (gamma + 1)
+        num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
+        return num_committed / sum(self.round_s(gamma, num_tokens))
+
+    def measured(self, *, most: int = 512) -> dict[str, list[StepTime]]:
+        """The tables that the workers measure when they start, whose steps hold `most` tokens.
+
+        They are a sixth too low, as nothing else runs then, and off by up to 3 % anywhere."""
+        rng = random.Random(0)
+
+        def time(num_sequences: int, num_tokens: int, true_s: float) -> StepTime:
+            seconds = true_s / 1.2 * rng.uniform(0.97, 1.03)
+            return StepTime(num_sequences=num_sequences, num_tokens=num_tokens, seconds=seconds)
+
+        sizes = (1, 4, 16, 64)
+        amounts = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512)
+        return {
+            "target_steps": [
+                time(n, t, self.step_s(t)) for n in sizes for t in amounts if n <= t <= most
+            ],
+            "draft_steps": [time(n, n, self.draft_step / 1e3) for n in sizes],
+        }
+
+    def controller(self, *, with_tables: bool = True) -> DynamicGamma:
+        """A new one for this machine."""
+        return DynamicGamma(**(self.measured() if with_tables else {}))
+
+
+class Graphed(Machine):
+    """A GPU: memory limits steps of up to 64 tokens, and a step is padded to the next graph."""
+
+    def step_s(self, num_tokens: float) -> float:
+        padded = 2 ** math.ceil(math.log2(num_tokens))
+        return super().step_s(max(0, padded - 64))
+
+
+# one stream on a CPU, a GPU with a slow network, a machine whose batch is full already
+CPU = Machine(hop=4, draft_step=1.5, verify=38, verify_token=1)
+REMOTE = Machine(hop=8, draft_step=1, verify=25, verify_token=0.05)
+FULL = Machine(hop=4, draft_step=1.5, verify=10, verify_token=8)
+BLOCKS = Machine(hop=5, draft_step=2, verify=46, verify_token=0.8, verify_wide=14)
+GPU = Graphed(hop=0.3, verify_hop=0.3, draft_step=0.8, verify=9, verify_token=0.06)
+NODES = Machine(hop=2, verify_hop=2, draft_step=1.2, verify=20, verify_token=0.3)
+# so small a model that it shows when texts are handed out
+SMALL = Machine(hop=1.2, draft_step=0.3, verify=1.4, verify_token=0.02, plain_more=0.7)
+# the 287M target of docs/ on two cores
+WIDE = Machine(hop=2, draft_step=0.55, verify=14, verify_token=0.7)
+MACHINES = {
+    "cpu": CPU, "remote": REMOTE, "full": FULL, "blocks": BLOCKS, "gpu": GPU, "nodes": NODES
+}  # fmt: skip
+
+
+@dataclass
+class Run:
+    tokens: list[float] = field(default_factory=list)
+    """To be expected of each round, so that luck does not count."""
+    times_s: list[float] = field(default_factory=list)
+    gammas: list[list[int]] = field(default_factory=list)
+
+    def tokens_per_s(self, start: int = 0, end: int | None = None) -> float:
+        """Of the rounds from `start` to `end`."""
+        return sum(self.tokens[start:end]) / sum(self.times_s[start:end])
+
+
+def simulate(
+    controller: GammaController,
+    machine: Machine,
+    alphas: Callable[[int], Sequence[float]],
+    num_rounds: int,
+    *,
+    seed: int = 0,
+    chance: Chance | None = None,
+    beside: Callable[[Run], int] = lambda _: 0,
+    max_gamma: int = MAX_GAMMA,
+    is_sampled: Callable[[int], bool] = lambda _: False,
+) -> Run:
+    """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time.
+
+    After the rounds so far, `beside(run)` tokens of others are run in the same step.
+
+    With a `chance`, drafts have one each, and the drafter says how sure it is; without, it is
+    silent, and drafts as far as it is asked to. Of sampled tokens, those of a sequence `i` with
+    `is_sampled(i)`, it is surer than it should be.
+    """
+
+    def sureness(i: int, chance: float) -> float:
+        return confidence(chance, 1.5) if is_sampled(i) else confidence(chance)
+
+    rng = random.Random(seed)
+    run = Run()
+    observed: ObservedRound | None = None
+    for index in range(num_rounds):
+        of_round = alphas(index)
+        candidates = [
+            Candidate(seq_id=str(i), max_gamma=max_gamma, is_sampled=is_sampled(i))
+            for i in range(len(of_round))
+        ]
+        num_beside = beside(run)
+        decision = controller.choose(candidates, num_prefill_tokens=num_beside)
+        sure = sureness if chance else None
+        chances = draw_drafts(rng, candidates, decision, of_round.__getitem__, chance, sure)
+        drafted = as_drafted(chances, candidates, sure)
+        kept = controller.select(decision, drafted)
+        if observed is not None:  # told late, when the next round is under way
+            controller.observe(observed)
+        outcomes = judge_all(rng, drafted, kept, chances)
+        num_own = len(of_round) + sum(kept)
+        longest = max(map(len, chances.values()), default=0)
+        draft_s, verify_s = machine.round_s(longest, num_beside + num_own)
+        observed = observe(
+            machine, decision, outcomes, num_sequences=len(of_round), longest=longest,
+            num_drafted=len(drafted), num_own=num_own, num_beside=num_beside,
+            draft_s=draft_s * rng.uniform(0.9, 1.1), verify_s=verify_s * rng.uniform(0.9, 1.1),
+        )  # fmt: skip
+        run.tokens.append(
+            len(of_round)
+            + sum(
+                math.prod(chances[outcome.seq_id][: position + 1])
+                for outcome in outcomes
+                for position in range(outcome.num_draft_tokens)
+            )
+        )
+        run.times_s.append(observed.round_s)
+        by_sequence = {int(outcome.seq_id): outcome.num_draft_tokens for outcome in outcomes}
+        run.gammas.append([by_sequence.get(i, 0) for i in range(len(of_round))])
+    return run
+
+
+def draw_drafts(
+    rng: random.Random,
+    candidates: Sequence[Candidate],
+    decision: Decision,
+    alpha: Callable[[int], float],
+    chance: Chance | None,
+    sureness: Sureness | None,
+) -> dict[str, list[float]]:
+    """The chances of the drafts of each sequence that drafts any; drafters stop as they may."""
+    chances: dict[str, list[float]] = {}
+    plan = zip(candidates, decision.gammas, decision.stop_below, strict=True)
+    for i, (candidate, gamma, stop_below) in enumerate(plan):
+        drafts, product = [], 1.0
+        while len(drafts) < gamma and product >= stop_below:
+            drafts.append((chance or even)(rng, alpha(i)))
+            product *= sureness(i, drafts[-1]) if sureness else 1.0
+        if drafts:
+            chances[candidate.seq_id] = drafts
+    return chances
+
+
+def as_drafted(
+    chances: dict[str, list[float]], candidates: Sequence[Candidate], sureness: Sureness | None
+) -> list[Drafted]:
+    """What the controller is told of these drafts."""
+    return [
+        Drafted(
+            seq_id=candidate.seq_id,
+            num_draft_tokens=len(drafts),
+            confidences=tuple(sureness(i, chance) for chance in drafts) if sureness else (),
+            is_sampled=candidate.is_sampled,
+        )
+        for i, candidate in enumerate(candidates)
+        if (drafts := chances.get(candidate.seq_id))
+    ]
+
+
+def judge_all(
+    rng: random.Random,
+    drafted: Sequence[Drafted],
+    kept: Sequence[int],
+    chances: dict[str, list[float]],
+) -> tuple[Outcome, ...]:
+    """What becomes of the drafts that are verified."""
+    return tuple(
+        judge(
+            rng,
+            draft.seq_id,
+            chances[draft.seq_id][:num_kept],
+            confidences=draft.confidences[:num_kept],
+            is_sampled=draft.is_sampled,
+        )
+        for draft, num_kept in zip(drafted, kept, strict=True)
+        if num_kept > 0
+    )
+
+
+def observe(
+    machine: Machine,
+    decision: Decision,
+    outcomes: tuple[Outcome, ...],
+    *,
+    num_sequences: int,
+    num_drafted: int,
+    longest: int,
+    num_own: int,
+    num_beside: int,
+    draft_s: float,
+    verify_s: float,
+) -> ObservedRound:
+    """What the controller is told of a round that took so long."""
+    draft_hop_s = draft_s * machine.hop / (machine.hop + machine.draft_step * longest)
+    verify_hop_s = machine.verify_hop / 1e3
+    return ObservedRound(
+        reason=decision.reason,
+        outcomes=outcomes,
+        num_sequences=num_sequences,
+        num_drafted=num_drafted,
+        longest_draft=longest,
+        num_tokens=num_own + num_beside,
+        num_committed=num_sequences + sum(outcome.num_accepted for outcome in outcomes),
+        draft_s=draft_s,
+        draft_compute_s=draft_s - draft_hop_s,
+        verify_s=None if num_beside else verify_s,
+        verify_compute_s=verify_s - verify_hop_s,
+        round_s=draft_s + verify_s,
+    )
+
+
+@dataclass
+class Served:
+    first_tokens_s: list[float]
+    """How long each request waited for its first token."""
+    tokens_per_s: float
+
+    def first_token_s(self, quantile: float) -> float:
+        return sorted(self.first_tokens_s)[int(quantile * len(self.first_tokens_s))]
+
+
+@dataclass
+class _Prompt:
+    seq_id: str
+    num_left: int
+    came_s: float
+
+
+@dataclass(kw_only=True)
+class Load:
+    """Streams that all begin at once, and ask again as soon as they are answered."""
+
+    num_streams: int
+    num_requests: int
+    prompt_len: int
+    num_output: int = 100
+    max_batched_tokens: int = 256
+    """A step runs prompts in what its verifications leave of this, but 16 tokens at least."""
+    alpha: float = 0.8
+
+    def serve(self, controller: GammaController, machine: Machine) -> Served:
+        rng, now_s, num_begun, num_tokens, num_known = random.Random(0), 0.0, 0, 0, 0
+
+        def sure(_: int, chance: float) -> float:
+            return confidence(chance)
+
+        waiting: list[_Prompt] = []
+        running: dict[str, int] = {}
+        first_tokens_s: list[float] = []
+        while num_begun < self.num_requests or waiting or running:
+            while num_begun < self.num_requests and len(waiting) + len(running) < self.num_streams:
+                length = rng.randint(self.prompt_len // 2, self.prompt_len * 3 // 2)
+                waiting.append(_Prompt(str(num_begun), length, now_s))
+                num_begun += 1
+            candidates = [
+                Candidate(seq_id=seq_id, max_gamma=min(MAX_GAMMA, num_left - 1))
+                for seq_id, num_left in running.items()
+            ]
+            decision = controller.choose(candidates, num_prefill_tokens=num_known)
+            chances = draw_drafts(rng, candidates, decision, lambda _: self.alpha, varied, sure)
+            drafted = as_drafted(chances, candidates, sure)
+            kept = controller.select(decision, drafted)
+            outcomes = judge_all(rng, drafted, kept, chances)
+            longest = max(map(len, chances.values()), default=0)
+            num_own = len(running) + sum(kept)
+            num_prefill, done = self._prefill(waiting, num_own)
+            draft_s, verify_s = machine.round_s(longest, num_own + num_prefill)
+            now_s += draft_s + verify_s
+            accepted = {outcome.seq_id: outcome.num_accepted for outcome in outcomes}
+            if running:
+                controller.observe(
+                observe(
+                    machine, decision, outcomes, num_sequences=len(running), longest=longest,
+                    num_drafted=len(drafted), num_own=num_own, num_beside=num_prefill,
+                    draft_s=draft_s, verify_s=verify_s,
+                )
+            )  # fmt: skip
+            for seq_id in list(running):
+                num_new = min(running[seq_id], 1 + accepted.get(seq_id, 0))
+                num_tokens, running[seq_id] = num_tokens + num_new, running[seq_id] - num_new
+                if not running[seq_id]:
+                    del running[seq_id]
+                    controller.forget(seq_id)
+            for prompt in done:
+                first_tokens_s.append(now_s - prompt.came_s)
+                running[prompt.seq_id] = self.num_output - 1
+            num_known = min(self.max_batched_tokens, sum(prompt.num_left for prompt in waiting))
+        return Served(first_tokens_s, num_tokens / now_s)
+
+    def _prefill(self, waiting: list[_Prompt], num_own: int) -> tuple[int, list[_Prompt]]:
+        """Run prompts in what is left of a step; how many tokens, and which prompts are done."""
+        num_run, done = 0, []
+        room = max(16, self.max_batched_tokens - num_own)
+        for prompt in list(waiting):
+            num_tokens = min(prompt.num_left, room - num_run)
+            prompt.num_left -= num_tokens
+            num_run += num_tokens
+            if not prompt.num_left:
+                waiting.remove(prompt)
+                done.append(prompt)
+        return num_run, done

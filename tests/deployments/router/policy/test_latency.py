@@ -1,0 +1,132 @@
+"""What is known of the times of steps, against machines that are known."""
+
+import random
+
+import numpy as np
+import pytest
+
+from deployments.router.policy.gamma import ObservedRound, Reason
+from deployments.router.policy.latency import Follower, Latency, StepLine, StepTable
+from workers.types import StepTime
+
+
+def times(*points: tuple[int, int, float]) -> list[StepTime]:
+    return [StepTime(num_sequences=n, num_tokens=t, seconds=s) for n, t, s in points]
+
+
+def observed(
+    *, longest: int, num_tokens: int, draft: tuple[float, float], verify: tuple[float, float] | None
+) -> ObservedRound:
+    """Times as (hop, steps)."""
+    verify_s = None if verify is None else sum(verify)
+    return ObservedRound(
+        reason=Reason.BEST, outcomes=(), num_sequences=1, num_drafted=1, longest_draft=longest,
+        num_tokens=num_tokens, num_committed=1, draft_s=sum(draft), draft_compute_s=draft[1],
+        verify_s=verify_s, verify_compute_s=verify[1] if verify else 0.0, round_s=0.0,
+    )  # fmt: skip
+
+
+class TestStepTable:
+    def test_it_is_exact_where_it_was_measured_and_straight_between(self) -> None:
+        table = StepTable(times((1, 1, 1.0), (1, 8, 2.0), (1, 9, 5.0), (4, 4, 2.0), (4, 9, 6.0)))
+        assert table.seconds(1, [1, 8, 8.5, 9]) == pytest.approx([1.0, 2.0, 3.5, 5.0])
+        assert table.seconds(4, [4, 9]) == pytest.approx([2.0, 6.0])
+        assert float(table.seconds(2, 9)) == pytest.approx(5.0 + 1.0 / 3)
+        assert float(table.seconds(64, 4)) == pytest.approx(2.0)
+
+    def test_fewer_tokens_than_a_row_begins_with_cost_no_more_than_they_do(self) -> None:
+        """Of 8 sequences, between rows of 4 and of 16 sequences."""
+        points = [(n, t, 0.010 + 0.008 * t) for n in (4, 16) for t in (4, 16, 64) if t >= n]
+        assert float(StepTable(times(*points)).seconds(8, 8)) == pytest.approx(0.074)
+
+    def test_beyond_its_end_a_row_rises_like_those_of_more_sequences(self) -> None:
+        table = StepTable(times((1, 1, 1.0), (1, 2, 1.0), (4, 4, 1.0), (4, 64, 2.0), (4, 128, 6.0)))
+        assert table.seconds(1, [64, 128]) == pytest.approx([2.0, 6.0])
+        assert float(table.seconds(4, 256)) > 10.0
+
+    def test_noise_and_nonsense_do_no_harm(self) -> None:
+        points = times((1, 1, 1.0), (1, 2, 0.9), (1, 4, float("nan")), (1, 8, 0.0), (1, 16, 2.0))
+        seconds = StepTable(points).seconds(1, np.arange(1, 17))
+        assert np.all(np.diff(seconds) >= 0.0)
+        assert seconds[0] == 1.0
+        assert not StepTable(())
+
+
+class TestFollower:
+    def test_a_stall_is_soon_forgiven(self) -> None:
+        follower = Follower(1.0)
+        for _ in range(20):
+            follower.observe(0.050)
+        follower.observe(5.0)
+        assert follower.value < 0.055
+
+    @pytest.mark.parametrize("factor", [0.05, 0.5, 2.0, 20.0])
+    def test_a_machine_that_changes_is_soon_known(self, factor: float) -> None:
+        follower, rng = Follower(1.0), random.Random(0)
+        for _ in range(100):
+            follower.observe(rng.uniform(0.9, 1.1))
+        for _ in range(40):
+            follower.observe(factor * rng.uniform(0.9, 1.1))
+        assert follower.value == pytest.approx(factor, rel=0.15)
+
+    def test_noise_is_averaged(self) -> None:
+        follower, rng, values = Follower(1.0), random.Random(0), []
+        for _ in range(2000):
+            follower.observe(rng.gammavariate(8, 1 / 8))
+            values.append(follower.value)
+        assert np.std(values[200:]) < 0.08
+
+
+class TestStepLine:
+    def test_a_line_is_found(self) -> None:
+        line, rng = StepLine(), random.Random(0)
+        for _ in range(300):
+            num_tokens = rng.randint(1, 30)
+            line.observe(num_tokens, (20 + num_tokens) * rng.uniform(0.95, 1.05))
+        assert line.seconds([1, 30]) == pytest.approx([21, 50], rel=0.05)
+
+    def test_more_tokens_never_take_less(self) -> None:
+        line = StepLine()
+        for num_tokens in (1, 2, 3, 4):
+            line.observe(num_tokens, 10.0 - num_tokens)
+        seconds = line.seconds(np.arange(1, 100))
+        assert np.all(np.diff(seconds) >= 0.0)
+        assert seconds[0] > 0.0
+
+
+class TestLatency:
+    def test_hops_and_slower_steps_are_told_apart(self) -> None:
+        latency = Latency(
+            target_steps=times((1, 1, 0.010), (1, 64, 0.073)), draft_steps=times((1, 1, 0.001))
+        )
+        for index in range(100):
+            longest, num_tokens = 1 + index % 4, 2 + index % 4
+            step_s = 1.5 * (0.009 + 0.001 * num_tokens)
+            latency.observe(
+                observed(
+                    longest=longest, num_tokens=num_tokens, draft=(0.002, 0.0008 * longest),
+                    verify=(0.003, step_s),
+                )
+            )  # fmt: skip
+        assert float(latency.draft_s(1, 8)) == pytest.approx(0.002 + 0.0064, rel=0.01)
+        assert float(latency.verify_s(1, 40)) == pytest.approx(0.003 + 1.5 * 0.049, rel=0.01)
+
+    def test_what_is_not_clean_is_not_learnt(self) -> None:
+        latency = Latency(target_steps=times((1, 1, 0.010)))
+        before = float(latency.verify_s(1, 1))
+        latency.observe(observed(longest=1, num_tokens=2, draft=(0.0, 0.001), verify=None))
+        assert float(latency.verify_s(1, 1)) == before
+
+    @pytest.mark.parametrize("factor", [0.5, 2.0])
+    def test_what_is_not_seen_becomes_slower_and_faster_with_what_is(self, factor: float) -> None:
+        latency = Latency(target_steps=times((1, 1, 0.010)))
+        for longest in (0, 1) * 30:
+            latency.observe(
+                observed(longest=longest, num_tokens=1, draft=(0.0, 0.001), verify=(0.001, 0.01))
+            )
+        for _ in range(200):
+            latency.observe(
+                observed(longest=0, num_tokens=1, draft=(0.0, 0.0), verify=(0.001, 0.01 * factor))
+            )
+        drafted = float(latency.verify_s(1, 1))
+        assert drafted == pytest.approx(0.001 + 0.01 * factor, rel=0.15)

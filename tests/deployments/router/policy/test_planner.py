@@ -1,0 +1,191 @@
+"""The plan of a round against a search of all plans."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from deployments.router.policy.latency import Latency
+from deployments.router.policy.planner import (
+    DELAY_SHARE,
+    NO_PROMPTS,
+    Plan,
+    PrefillShare,
+    Prompts,
+    best_plan,
+    worth_verifying,
+)
+from workers.types import StepTime
+
+DEPTH = 3
+NUM_SEQUENCES = 3
+ALL_GAMMAS = list(product(range(DEPTH + 1), repeat=NUM_SEQUENCES))
+Survival = list[list[float]]
+
+
+def make_survival(seed: int) -> Survival:
+    rng = random.Random(seed)
+    return [np.cumprod([rng.random() for _ in range(DEPTH)]).tolist() for _ in range(NUM_SEQUENCES)]
+
+
+def make_latency(seed: int) -> Latency:
+    """Steps of uneven height."""
+    rng = random.Random(seed)
+    seconds = np.cumsum([0.01, *(0.004 * rng.random() ** 3 for _ in range(40))])
+    target = [
+        StepTime(num_sequences=1, num_tokens=index + 1, seconds=float(step_s))
+        for index, step_s in enumerate(seconds)
+    ]
+    draft = [StepTime(num_sequences=1, num_tokens=1, seconds=0.002 * rng.random())]
+    return Latency(target_steps=target, draft_steps=draft)
+
+
+def expected(survival: Survival, gammas: tuple[int, ...]) -> float:
+    pairs = zip(survival, gammas, strict=True)
+    return len(gammas) + sum(sum(chances[:gamma]) for chances, gamma in pairs)
+
+
+def time_s(gammas: tuple[int, ...], latency: Latency, num_beside: float = 0) -> float:
+    draft_s = float(latency.draft_s(len(gammas), max(gammas))) if any(gammas) else 0.0
+    num_tokens = num_beside + len(gammas) + sum(gammas)
+    return draft_s + float(latency.verify_s(len(gammas), num_tokens))
+
+
+def plan_of(
+    survival: Survival, latency: Latency, *, is_free: bool = False, prompts: Prompts = NO_PROMPTS
+) -> Plan:
+    samples = np.array(survival)[:, None, :]
+    return best_plan(samples, [is_free] * len(survival), latency, PrefillShare(), prompts)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_is_better_where_survival_is_known(seed: int) -> None:
+    survival, latency = make_survival(seed), make_latency(seed)
+
+    def rate(gammas: tuple[int, ...]) -> float:
+        return expected(survival, gammas) / time_s(gammas, latency)
+
+    plan, best = plan_of(survival, latency), max(map(rate, ALL_GAMMAS))
+    assert plan.tokens_per_s == pytest.approx(best)
+    if plan.loss_s < 0.0:
+        assert rate(tuple(plan.gammas)) == pytest.approx(best)
+    else:
+        assert rate((0,) * NUM_SEQUENCES) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_that_do_not_pay_lose_the_least(seed: int) -> None:
+    latency = make_latency(seed)
+    survival = [[0.1 * chance for chance in chances] for chances in make_survival(seed)]
+    plan = plan_of(survival, latency)
+
+    def loss_s(gammas: tuple[int, ...]) -> float:
+        return time_s(gammas, latency) - expected(survival, gammas) / plan.tokens_per_s
+
+    plain_loss_s = loss_s((0,) * NUM_SEQUENCES)
+    least_s = min(map(loss_s, filter(any, ALL_GAMMAS)))
+    assert any(plan.gammas)
+    assert plan.loss_s == pytest.approx(least_s - plain_loss_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_free_drafts_cost_their_verification_only(seed: int) -> None:
+    survival, latency = make_survival(seed), make_latency(seed)
+
+    def rate(gammas: tuple[int, ...]) -> float:
+        num_tokens = NUM_SEQUENCES + sum(gammas)
+        return expected(survival, gammas) / float(latency.verify_s(NUM_SEQUENCES, num_tokens))
+
+    plan = plan_of(survival, latency, is_free=True)
+    assert plan.tokens_per_s == pytest.approx(max(map(rate, ALL_GAMMAS)))
+    assert plan.draft_s == 0.0
+
+
+@pytest.mark.parametrize("num_waiting", [6, 40])
+@pytest.mark.parametrize("seed", range(20))
+def test_prompts_are_not_held_up(seed: int, num_waiting: int) -> None:
+    """Whether all of them are run in the step, or as much as drafts leave room for."""
+    survival, latency = make_survival(seed), make_latency(seed)
+    plan = plan_of(survival, latency, prompts=Prompts(num_tokens=num_waiting, most=24))
+
+    def speed(gammas: tuple[int, ...]) -> float:
+        num_run = min(num_waiting, 24 - NUM_SEQUENCES - sum(gammas))
+        return num_run / time_s(gammas, latency, num_run)
+
+    least = speed((0,) * NUM_SEQUENCES) / (1.0 + DELAY_SHARE)
+    if plan.loss_s < 0.0:
+        assert speed(tuple(plan.gammas)) >= least * (1.0 - 1e-9)
+    kept = worth_verifying(survival, plan, latency)
+    if any(kept):
+        num_run = min(num_waiting, 24 - NUM_SEQUENCES - sum(kept))
+        verify_s = float(latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(kept) + num_run))
+        assert num_run / (plan.draft_s + verify_s) >= least * (1.0 - 1e-9)
+
+
+def test_a_plan_counts_with_choosing_later() -> None:
+    """Half of the drafts are sure and half hopeless: drafting pays, as only the sure are kept."""
+    target = [StepTime(num_sequences=8, num_tokens=t, seconds=0.010 + 0.001 * t) for t in (8, 64)]
+    draft = [StepTime(num_sequences=8, num_tokens=8, seconds=0.0005)]
+    latency = Latency(target_steps=target, draft_steps=draft)
+    sure, hopeless = [0.99] * 2, [0.1, 0.01]
+
+    def plan(cases: list[list[float]]) -> Plan:
+        return best_plan(np.array([cases] * 8), [False] * 8, latency, PrefillShare(), NO_PROMPTS)
+
+    mixed = plan([sure, hopeless])
+    assert mixed.gammas == [2] * 8
+    assert mixed.least_survival == 0.99
+    assert mixed.loss_s < 0.0 < plan([hopeless]).loss_s
+
+
+def test_a_plan_counts_with_drafters_that_stop() -> None:
+    """One draft in five is sure throughout: long ones take long only then."""
+    target = [StepTime(num_sequences=1, num_tokens=t, seconds=0.020) for t in (1, 32)]
+    draft = [StepTime(num_sequences=1, num_tokens=1, seconds=0.002)]
+    latency = Latency(target_steps=target, draft_steps=draft)
+    sure, hopeless = [0.97**k for k in range(1, 17)], [0.1 * 0.01**k for k in range(16)]
+    survival = np.array([[sure] + [hopeless] * 4])
+    plan = best_plan(survival, [False], latency, PrefillShare(), NO_PROMPTS)
+    assert plan.gammas == [16]
+    assert 0.1 < plan.least_survival <= sure[-1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
+    survival, latency = make_survival(seed), make_latency(seed)
+    plan = plan_of(survival, latency)
+
+    def worth(gammas: tuple[int, ...]) -> float:
+        verify_s = float(latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(gammas)))
+        return expected(survival, gammas) - plan.tokens_per_s * verify_s
+
+    kept = worth_verifying(survival, plan, latency)
+    assert worth(tuple(kept)) == pytest.approx(max(map(worth, ALL_GAMMAS)))
+
+
+def test_nothing_to_draft_is_no_plan_to_draft() -> None:
+    latency = make_latency(0)
+    for shape in ((2, 1, 4), (2, 1, 0)):
+        plan = best_plan(
+            np.zeros(shape), [False] * 2, latency, PrefillShare(), Prompts(num_tokens=9, most=64)
+        )
+        assert not any(plan.gammas)
+        assert worth_verifying([[], []], plan, latency) == [0, 0]
+
+
+class TestPrefillShare:
+    def test_a_second_is_worth_less_where_a_prompt_leaves_little(self) -> None:
+        share = PrefillShare()
+        assert share.worth(100.0) == 100.0
+        for _ in range(400):
+            share.observe(1, 0.1)
+        assert share.worth(100.0) == pytest.approx(10.0 / 0.6, rel=0.01)
+        assert share.worth(5.0) == 5.0
+
+    def test_not_where_all_requests_have_long_prompts(self) -> None:
+        share = PrefillShare()
+        for _ in range(400):
+            share.observe(1, 0.1)
+            share.end_request(40.0)
+        assert share.worth(40.0) == 40.0
