@@ -1,6 +1,7 @@
 """The sampler: its noise bit by bit, its processors against transformers', its law by
 chi-square."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -415,3 +416,45 @@ class TestCoupling:
         expected = (1 / ratios.sum(-1)).sum().item()
         deviation = (expected * (1 - expected) / count) ** 0.5
         assert abs(agreed / count - expected) < 4 * deviation
+
+
+CHANGED: dict[str, object] = {
+    "temperature": 0.3,
+    "top_k": 2,
+    "top_p": 0.2,
+    "min_p": 0.6,
+    "repetition_penalty": 3.0,
+    "presence_penalty": 2.0,
+    "frequency_penalty": 1.0,
+    "logit_bias": ((3, 5.0),),
+}
+"""A value of every sampling parameter that shows: a new one has to be added."""
+FOR_SAMPLES_ONLY = {"temperature", "top_k", "top_p", "min_p"}
+"""Parameters that leave the likeliest token as it is."""
+
+
+def test_every_parameter_is_tried() -> None:
+    assert {*CHANGED} == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("name", CHANGED)
+def test_no_faster_way_passes_a_parameter_over(name: str, temperature: float) -> None:
+    """Each changes tokens where all others have their defaults, in a batch with plain rows too."""
+    if temperature == 0.0 and name in FOR_SAMPLES_ONLY:
+        pytest.skip("the likeliest token stays so")
+    params = SamplingParams(**{"temperature": temperature, name: CHANGED[name]})
+    plain = SamplingParams(temperature=temperature)
+    history = tuple(range(VOCAB_SIZE // 2)) if params.has_penalties else ()
+    logits = make_logits(200)
+
+    def rows(params: SamplingParams, history: tuple[int, ...] = ()) -> list[SamplingRow]:
+        return [
+            SamplingRow(params=params, seed=1, position=position, history=history)
+            for position in range(len(logits))
+        ]
+
+    tokens = sample(logits, rows(params, history))
+    assert tokens != sample(logits, rows(plain))
+    among = [*rows(params, history)[:100], *rows(plain)[100:]]
+    assert sample(logits, among)[:100] == tokens[:100]

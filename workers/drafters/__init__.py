@@ -1,1 +1,1 @@
-"""What proposes drafts: a smaller model today."""
+"""What proposes drafts: the draft model's worker; local drafters live in the router."""

@@ -2,7 +2,7 @@
 
 A round is to bring the most expected tokens per second over the whole batch,
 
-    (sum_i 1 + sum_{j <= k_i} S_i(j)) / (draft(max k) + verify(n + P + sum_i k_i)),
+    sum_i (1 + sum_{j <= k_i} S_i(j)) / (draft(max k) + verify(n + P + sum_i k_i)),
 
 where S_i(j) is the probability that the first j drafts of sequence i are accepted, n the number of
 sequences and P the tokens of prompts that wait. Verifying costs the same for every token, so tokens
