@@ -18,7 +18,7 @@ ALLOWED = {
     "deployments": {"workers", "cluster", "deployments"},
     "tandem": {"workers", "cluster", "deployments", "tandem"},
 }
-MAX_LINES = 400
+MAX_LINES = 350
 MAX_FUNCTION_LINES = 60
 
 
