@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from cluster import bundled
+from cluster.found_model import FoundModel, Machine
 from cluster.model_files import check_files
 from cluster.options import AppArgs
 from workers.errors import ConfigError, TandemError
@@ -22,32 +23,6 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 300.0
 RUN = "import sys; sys.path.insert(0, sys.argv[1]); from cluster.model_check import main; main()"
 ROOT = Path(__file__).parent.parent
-
-
-class Machine(BaseModel):
-    """The cores and the memory to run on; torch finds the GPUs."""
-
-    model_config = ConfigDict(frozen=True)
-
-    num_cpus: int
-    memory_bytes: int
-
-
-class FoundModel(BaseModel):
-    """A model as it will be loaded, and how much it can hold."""
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
-
-    name: str
-    dtype: str
-    weight_bytes: int
-    """Bytes of the weights that each rank holds."""
-    cache_bytes: int
-    """Bytes of each rank's KV cache, at most: what is free when it starts decides."""
-    num_cache_tokens: int
-    """Tokens of all sequences that the cache holds."""
-    max_model_len: int
-    """The longest sequence, in tokens."""
 
 
 class Question(BaseModel):

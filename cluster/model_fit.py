@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from cluster import bundled
-from cluster.model_check import FoundModel, Machine
+from cluster.found_model import FoundModel, Machine
 from cluster.options import AppArgs
 from cluster.placement import check_tensor_parallel
 from cluster.plan.config import NodeKind, PlanConfig

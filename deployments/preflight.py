@@ -11,7 +11,8 @@ import ray
 from ray._common.utils import get_system_memory
 from ray._private.services import canonicalize_bootstrap_address
 
-from cluster.model_check import FoundModel, Machine, check_models
+from cluster.found_model import FoundModel, Machine
+from cluster.model_check import check_models
 from deployments.args import AppArgs, parse_options
 from deployments.exposure import check_exposure
 from workers.errors import ConfigError

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from cluster import bundled
-from cluster.model_check import FoundModel
+from cluster.found_model import FoundModel
 from cluster.plan.text import size
 from deployments.args import AppArgs
 from deployments.exposure import is_loopback

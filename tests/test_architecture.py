@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,31 @@ def test_the_router_knows_no_wire_format() -> None:
     for path, tree in sources("deployments/router"):
         if path.name != "deployment.py":
             assert not [m for m in imported(tree) if m.startswith("deployments.api")], path
+
+
+def modules_by_name() -> dict[str, ast.Module]:
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): tree
+        for package in PACKAGES
+        for path, tree in sources(package)
+    }
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports within functions count too."""
+    modules = modules_by_name()
+    imports: dict[str, set[str]] = {}
+    for name, tree in modules.items():
+        found = set(imported(tree)) | {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        imports[name] = found & set(modules) - {name}
+    packages = {name for name in modules if (ROOT / name.replace(".", "/")).is_dir()}
+    sorter = TopologicalSorter({name: found - packages for name, found in imports.items()})
+    sorter.prepare()  # raises CycleError, which names the circle
 
 
 def test_workers_never_import_ray() -> None:

@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from cluster import bundled, model_check, model_files
-from cluster.model_check import Machine, check_models
+from cluster.found_model import Machine
+from cluster.model_check import check_models
 from cluster.model_files import check_files
 from cluster.model_fit import check_fit
 from cluster.options import AppArgs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.model_check import FoundModel
+from cluster.found_model import FoundModel
 from deployments.args import AppArgs
 from deployments.preflight import Preflight
 from tandem.announcement import before_start, ready
