@@ -1,6 +1,7 @@
 """`tandem serve` as a person runs it: a process of its own, from its first line to its end."""
 
 import json
+import os
 import secrets
 import shlex
 import signal
@@ -19,15 +20,16 @@ LAST_LINE = "  Ctrl-C ends it\n"
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+def process() -> Iterator[subprocess.Popen[str]]:
+    # not in this process's own environment: a Ray that runs in it would lose its cluster
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     options = [f"http_port={free_port()}", f"grpc_port={free_port()}", "compile=off"]
     with subprocess.Popen(
         [sys.executable, "-m", "tandem", "serve", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env={**os.environ, **token},
     ) as started:
         yield started
         started.kill()  # if a test has failed; Ray's processes end with it
