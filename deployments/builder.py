@@ -23,7 +23,8 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": MIDDLEWARES_FUNCTION,
 }
-"""Of Serve's own processes. What starts Serve without us, such as a RayService, sets it too."""
+"""The environment of Serve's own processes. Whoever starts Serve without us, as a RayService does,
+sets it too."""
 
 
 def start_serve(args: AppArgs) -> None:
@@ -84,7 +85,7 @@ def _bundle_options(tp_size: int, of_rank: RankResources, nodes: list[Node]) -> 
 
 
 def _nodes() -> list[Node]:
-    """Of the running cluster."""
+    """The nodes of the running cluster."""
     return [
         Node(
             name=node["NodeID"],

@@ -1,4 +1,4 @@
-"""Who can reach Ray and Serve, and whether they need a token.
+"""Which machines can reach Ray and Serve, and whether they need a token.
 
 Whoever reaches a port of Ray, or the one that each replica of Serve has for others, can run code
 there: both unpickle what they are sent. With token authentication they refuse strangers first.

@@ -27,7 +27,7 @@ def before_start(checked: Preflight) -> Iterator[str]:
 
 
 def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
-    """Who drafts, in turn. Keys of `described` are names of models."""
+    """The drafters in their order. Keys of `described` are names of models."""
     if not args.drafters:
         return "none (drafter=none), so every token is decoded plainly"
     model = args.draft_model or ""

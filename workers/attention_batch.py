@@ -21,21 +21,6 @@ MAX_BATCHED_QUERIES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """The shape of one attention layer's cache, as seen in the model's own forward."""
-
-    num_heads: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    is_plain: bool
-    """Whether the weights are a masked softmax: no soft cap, no sinks."""
-
-    def slot_bytes(self, dtype: torch.dtype) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
     """Keys and values of one layer, slot by slot."""
 

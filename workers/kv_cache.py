@@ -1,4 +1,4 @@
-"""Who owns which block of the paged KV cache. Bookkeeping only: no tensors.
+"""Which sequence owns which block of the paged KV cache. Bookkeeping only: no tensors.
 
 A block is `block_size` consecutive slots. It is *used* (reference count >= 1, in the block table of
 that many sequences) or *free*; a free one may be *kept*, for what it holds, until others have run

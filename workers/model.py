@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from workers.attention_batch import AttentionBatch, LayerCache, LayerSpec, build_batch
+from workers.attention_batch import AttentionBatch, LayerCache, build_batch
 from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import pack_linears
@@ -19,7 +19,7 @@ from workers.end_tokens import find_end_tokens
 from workers.errors import ConfigError, UnsupportedModelError, first_line
 from workers.loading import load_weights
 from workers.observation import observe_layers
-from workers.paged_kernel import PagedKernel
+from workers.paged_kernel import LayerSpec, PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
 from workers.step_plan import StepPlan
 
@@ -90,32 +90,12 @@ class Model:
 
     def _find_kernel(self, spec: LayerSpec, block_size: int) -> PagedKernel | None:
         if self.device.type == "cpu":
-            return CpuKernel.find(
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                key_dim=spec.key_dim,
-                value_dim=spec.value_dim,
-                block_size=block_size,
-                dtype=self.dtype,
-            )
-        varlen = None
-        if spec.is_plain and spec.key_dim == spec.value_dim:
-            varlen = VarlenKernel.find(
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.key_dim,
-                block_size=block_size,
-                dtype=self.dtype,
-                device=self.device,
-            )
+            return CpuKernel.find(spec, block_size=block_size, dtype=self.dtype)
+        varlen = VarlenKernel.find(
+            spec, block_size=block_size, dtype=self.dtype, device=self.device
+        )
         return varlen or TritonKernel.find(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            key_dim=spec.key_dim,
-            value_dim=spec.value_dim,
-            block_size=block_size,
-            dtype=self.dtype,
-            device=self.device,
+            spec, block_size=block_size, dtype=self.dtype, device=self.device
         )
 
     def prepare(

@@ -21,9 +21,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from workers import attention
 from workers.attention import AttentionObserver
-from workers.attention_batch import LayerSpec
 from workers.errors import UnsupportedModelError, first_line
-from workers.paged_kernel import ScoreRule
+from workers.paged_kernel import LayerSpec, ScoreRule
 
 CACHED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 NUM_TOKENS = 2

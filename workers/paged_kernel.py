@@ -9,6 +9,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """The shape of one attention layer's cache, as seen in the model's own forward."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    is_plain: bool
+    """Whether the weights are a masked softmax: no soft cap, no sinks."""
+
+    def slot_bytes(self, dtype: torch.dtype) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRule:
     """How a layer turns query-key products into weights."""
 
@@ -48,14 +63,7 @@ class PagedKernel(Protocol):
 
 
 def probe_error(
-    kernel: PagedKernel,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    key_dim: int,
-    value_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    kernel: PagedKernel, spec: LayerSpec, *, dtype: torch.dtype, device: torch.device
 ) -> float:
     """Largest difference to plain attention: 3 new tokens on 2 blocks, full and windowed."""
     generator = torch.Generator(device=device).manual_seed(0)
@@ -64,9 +72,9 @@ def probe_error(
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
-    query = random(num_new, num_heads, key_dim)
-    keys = random(3 * kernel.block_size, num_kv_heads, key_dim)
-    values = random(3 * kernel.block_size, num_kv_heads, value_dim)
+    query = random(num_new, spec.num_heads, spec.key_dim)
+    keys = random(3 * kernel.block_size, spec.num_kv_heads, spec.key_dim)
+    values = random(3 * kernel.block_size, spec.num_kv_heads, spec.value_dim)
     block_ids = torch.tensor([2, 0], device=device)
     offsets = torch.arange(kernel.block_size, device=device)
     slots = (block_ids[:, None] * kernel.block_size + offsets).reshape(-1)[:num_context]
@@ -81,7 +89,7 @@ def probe_error(
     positions = torch.arange(num_context, device=device)[None]
     largest = 0.0
     for window in (None, 2):
-        rule = ScoreRule(scale=key_dim**-0.5, window=window)
+        rule = ScoreRule(scale=spec.key_dim**-0.5, window=window)
         output = kernel(query, keys, values, batch, rule)
         mask = positions <= queries
         if window is not None:

@@ -230,7 +230,7 @@ class Reply(Generic[ResultT]):
     """A worker's answer to one call: the results of the batch, in its order."""
 
     replica_id: str
-    """Who answered, so that the caller can come back to the same cache."""
+    """The replica that answered, so that the caller can come back to the same cache."""
     compute_s: float
     """Seconds that the worker spent in steps during the call."""
     num_steps: int

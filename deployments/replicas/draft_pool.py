@@ -6,19 +6,12 @@ from ray import serve
 
 from cluster import bundled
 from deployments.args import AppArgs
-from deployments.replicas.worker_replica import WorkerReplica
+from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplica
 from deployments.transport.messages import PROPOSE
-from deployments.transport.pinning import PINNED
 from workers.types import ProposeRequest, ProposeResult, Reply
 
 
-@serve.deployment(
-    max_ongoing_requests=1000,
-    max_constructor_retry_count=3,
-    health_check_period_s=5,
-    logging_config={"enable_access_log": False},  # it would write a line per round
-    request_router_config=PINNED,
-)
+@serve.deployment(**DEPLOYMENT_OPTIONS)
 class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
     """Drafts for all routers; see `ModelDrafter.propose` for the contract."""
 

@@ -8,9 +8,8 @@ from ray import serve
 
 from deployments.args import AppArgs
 from deployments.replicas.target_ranks import OtherRanks
-from deployments.replicas.worker_replica import WorkerReplica, WorkerStatus
+from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplica, WorkerStatus
 from deployments.transport.messages import VERIFY
-from deployments.transport.pinning import PINNED
 from workers.errors import WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
@@ -18,13 +17,7 @@ LOSS_TIMEOUT_S = 5.0
 MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 
 
-@serve.deployment(
-    max_ongoing_requests=1000,
-    max_constructor_retry_count=3,
-    health_check_period_s=5,
-    logging_config={"enable_access_log": False},  # it would write a line per round
-    request_router_config=PINNED,
-)
+@serve.deployment(**DEPLOYMENT_OPTIONS)
 class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
     """Verifies for all routers; see `Target.verify` for the contract."""
 

@@ -9,9 +9,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ray
 from ray import serve
@@ -22,7 +22,7 @@ from deployments.metrics import WorkerMetrics
 from deployments.replicas.step_loop import StepLoop
 from deployments.replicas.step_thread import StepThread
 from deployments.transport.messages import Codec, StreamAddress
-from deployments.transport.pinning import NUM_CACHED_TOKENS
+from deployments.transport.pinning import NUM_CACHED_TOKENS, PINNED
 from deployments.transport.stream_server import StreamServer
 from workers.types import Reply, WorkerInfo, WorkRequest, WorkResult
 
@@ -38,6 +38,14 @@ IDLE_TIMEOUT_S = 60.0
 LAST_WORDS_S = 0.2
 """Between the answers of a worker that has failed and the end of its process: they say that what
 the calls carried may be the cause, which a connection that ends does not."""
+DEPLOYMENT_OPTIONS: Mapping[str, Any] = {
+    "max_ongoing_requests": 1000,
+    "max_constructor_retry_count": 3,
+    "health_check_period_s": 5,
+    "logging_config": {"enable_access_log": False},  # it would write a line per round
+    "request_router_config": PINNED,
+}
+"""Serve's options of the deployments of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

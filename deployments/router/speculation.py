@@ -48,7 +48,7 @@ class Speculated:
     num_drafted: int = 0
     """Sequences that remote drafters were asked for in this round."""
     longest_draft: int = 0
-    """See ObservedRound."""
+    """Tokens of the longest draft of a remote drafter; see ObservedRound."""
     is_typical: bool = False
     """Whether the drafters did nothing but make these drafts."""
     is_after_overlap: bool = False

@@ -77,7 +77,7 @@ class PinnedReplicaRouter(RequestRouter):
 
 
 def _num_tokens(arguments: list[Any]) -> int:
-    """Of the sequences in a call."""
+    """How many tokens the sequences of a call bring, which their replica has to run."""
     batch = arguments[0] if arguments and isinstance(arguments[0], list) else []
     return sum(
         len(request.new_tokens)

@@ -86,7 +86,7 @@ def test_paged_forward_equals_the_models_own(
     path: str, family: str, tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path == "gather":
-        monkeypatch.setattr(CpuKernel, "find", lambda **_: None)
+        monkeypatch.setattr(CpuKernel, "find", lambda *_, **__: None)
     model = tiny_model(family)
     sequences = random_sequences()
     reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.cpu import native
-from workers.paged_kernel import ScoreRule, VarlenBatch, probe_error
+from workers.paged_kernel import LayerSpec, ScoreRule, VarlenBatch, probe_error
 
 logger = logging.getLogger(__name__)
 
@@ -26,31 +26,14 @@ class CpuKernel:
     block_size: int
 
     @classmethod
-    def find(
-        cls,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-    ) -> "CpuKernel | None":
+    def find(cls, spec: LayerSpec, *, block_size: int, dtype: torch.dtype) -> "CpuKernel | None":
         """The kernel if it works here for these shapes, else None."""
-        if dtype not in PROBE_TOLERANCES or max(key_dim, value_dim) > MAX_HEAD_DIM:
+        if dtype not in PROBE_TOLERANCES or max(spec.key_dim, spec.value_dim) > MAX_HEAD_DIM:
             return None
         if not native.load_operators():
             return None
         kernel = cls(block_size=block_size)
-        error = probe_error(
-            kernel,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            dtype=dtype,
-            device=torch.device("cpu"),
-        )
+        error = probe_error(kernel, spec, dtype=dtype, device=torch.device("cpu"))
         if error > PROBE_TOLERANCES[dtype]:
             logger.warning("the CPU attention kernel is off by %.3g and is not used", error)
             return None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.errors import first_line
-from workers.paged_kernel import ScoreRule, VarlenBatch, probe_error
+from workers.paged_kernel import LayerSpec, ScoreRule, VarlenBatch, probe_error
 
 logger = logging.getLogger(__name__)
 
@@ -42,31 +42,15 @@ class TritonKernel:
 
     @classmethod
     def find(
-        cls,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        key_dim: int,
-        value_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        cls, spec: LayerSpec, *, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> "TritonKernel | None":
         """The kernel if it works here for these shapes, else None."""
-        if dtype not in PROBE_TOLERANCES or max(key_dim, value_dim) > MAX_HEAD_DIM:
+        if dtype not in PROBE_TOLERANCES or max(spec.key_dim, spec.value_dim) > MAX_HEAD_DIM:
             return None
         try:
             module = importlib.import_module("workers.cuda.triton_attention")
             kernel = cls(block_size=block_size, paged_attention=module.paged_attention)
-            error = probe_error(
-                kernel,
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                key_dim=key_dim,
-                value_dim=value_dim,
-                dtype=dtype,
-                device=device,
-            )
+            error = probe_error(kernel, spec, dtype=dtype, device=device)
         except Exception as reason:  # its compiler has errors of its own
             logger.warning("there is no Triton attention here: %s", first_line(reason))
             return None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.paged_kernel import ScoreRule, VarlenBatch, probe_error
+from workers.paged_kernel import LayerSpec, ScoreRule, VarlenBatch, probe_error
 
 logger = logging.getLogger(__name__)
 
@@ -29,16 +29,11 @@ class VarlenKernel:
 
     @classmethod
     def find(
-        cls,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        cls, spec: LayerSpec, *, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> "VarlenKernel | None":
         """The kernel if it works here for these shapes, else None."""
+        if not spec.is_plain or spec.key_dim != spec.value_dim:
+            return None
         if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
             return None
         try:
@@ -47,15 +42,7 @@ class VarlenKernel:
             return None
         kernel = cls(block_size=block_size, varlen_attn=varlen_attn)
         try:
-            error = probe_error(
-                kernel,
-                num_heads=num_heads,
-                num_kv_heads=num_kv_heads,
-                key_dim=head_dim,
-                value_dim=head_dim,
-                dtype=dtype,
-                device=device,
-            )
+            error = probe_error(kernel, spec, dtype=dtype, device=device)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as reason:
             logger.info("varlen_attn with a block table is not available: %s", reason)
             return None

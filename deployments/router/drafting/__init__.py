@@ -1,1 +1,1 @@
-"""Who drafts, and when."""
+"""The drafters: which of them drafts for a sequence, and when."""

@@ -1,4 +1,4 @@
-"""The drafters of an app in their order: who speaks for a sequence in a round."""
+"""The drafters of an app in their order, and which of them drafts for a sequence in a round."""
 
 import asyncio
 import logging
@@ -42,7 +42,8 @@ def make_drafters(names: SequenceOf[str], pool: PooledDrafter | None) -> list[Dr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Who speaks for a sequence in a round; nobody if no drafter has drafts or will have some."""
+    """The drafter that drafts for a sequence in a round; none where no drafter has or will have
+    drafts."""
 
     sequence: Sequence
     source: str = ""
@@ -72,7 +73,8 @@ class DrafterChain:
         """Sequence id and source where a drafter has raised: it would again."""
 
     def turn_of(self, sequence: Sequence, max_tokens: int) -> Turn:
-        """Who speaks: the first drafter with drafts, else the first that has to catch up."""
+        """The turn of the first drafter that has drafts or is ready to be asked, else of the first
+        that has to catch up."""
         if max_tokens <= 0 or sequence.is_done:
             return Turn(sequence=sequence)
         first_behind: Turn | None = None

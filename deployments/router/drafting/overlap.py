@@ -53,7 +53,7 @@ class MeasuredOverlap:
     """Does what has taken less time of late."""
 
     _latency: Latency = field(default_factory=Latency)
-    """Of rounds without overlap."""
+    """What draft and verification take without overlap, in seconds."""
     _ratios: dict[bool, float] = field(default_factory=lambda: {False: 1.0, True: 1.0})
     """With and without overlap, what rounds took in terms of what they would take without."""
     _num_rounds: int = 0

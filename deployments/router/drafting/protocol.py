@@ -1,4 +1,4 @@
-"""Who drafts, and what a drafter promises.
+"""Drafters: the two kinds, and what a drafter promises.
 
 There are two kinds. A local drafter lives in the router's process and has its drafts at once. A
 remote one is behind a network: it says first whether it is ready, and is asked for drafts once it
@@ -51,7 +51,7 @@ class Offer:
     is_ready: bool
     """Whether drafts would come in this round. If not, it has to be told to catch up."""
     is_catching_up: bool = False
-    """Whether it is catching up already."""
+    """True while a call of `catch_up` for the sequence is under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class Acceptance:
         self._paths: deque[tuple[float, ...]] = deque(maxlen=NUM_PATHS)
         """The logarithms of the confidences of the last drafts."""
         self._later: deque[float] = deque(maxlen=2 * NUM_PATHS)
-        """Those of tokens after the first of a draft."""
+        """The logarithms of the confidences of all but the first token of the last drafts."""
 
     def survival(self, drafted: Drafted) -> list[float]:
         """The probability that the first 1, 2, ... of these drafts are accepted."""

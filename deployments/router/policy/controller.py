@@ -28,7 +28,7 @@ from workers.types import StepTime
 OPTIMISM = 1.0
 """The standard deviations of which drafts get the benefit while none are made."""
 NUM_SAMPLES = 64
-"""Drafts that are foreseen for a round, over all of its sequences."""
+"""Samples of coming drafts that a round is planned with, over all of its sequences."""
 
 
 def make_controller(
@@ -61,7 +61,7 @@ class DynamicGamma:
         self._exploration = Exploration()
         self._share = PrefillShare()
         self._alone_rate = 0.0
-        """See Plan, of the last round."""
+        """Tokens per second that the last round's sequences would make alone; see Plan."""
         self._most_prefill = 0
         """The most tokens of prompts that waited yet; the target says those that fit a step."""
         self._is_idle = False

@@ -21,7 +21,7 @@ class Candidate:
     max_gamma: int
     """The most draft tokens it may have: 0 where nothing drafts for it."""
     source: str = "model"
-    """Who drafts for it. Acceptance is learnt per source."""
+    """The name of the drafter that drafts for it. Acceptance is learnt per source."""
     is_sampled: bool = False
     """Whether its tokens are drawn, not the likeliest ones."""
     is_catching_up: bool = False
@@ -79,7 +79,7 @@ class Reason(StrEnum):
     NOT_WORTH = "not_worth"
     """Drafts would cost more than they bring."""
     EXPLORE = "explore"
-    """Drafts would not pay, but one sequence has some, to see whether they would by now."""
+    """Drafts where they do not seem to pay, or none where they do, to see what that brings."""
     FAILED = "failed"
     """Choosing or making drafts raised an error, so there are none."""
 

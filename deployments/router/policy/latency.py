@@ -189,7 +189,7 @@ class _Target:
     drafted: Follower = field(default_factory=lambda: Follower(1.0))
     """How many times as long as table or line say a step with drafts takes."""
     plain: Follower = field(default_factory=lambda: Follower(1.0))
-    """The same for a step without."""
+    """How many times as long as table or line say a step without drafts takes."""
     hop: Follower = field(default_factory=lambda: Follower(LEAST_S))
 
     def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:

@@ -27,7 +27,8 @@ from numpy.typing import ArrayLike
 from deployments.router.policy.latency import RATE, Floats, Latency
 
 FAIR_SHARE = 0.6
-"""Of what prompts leave to requests as a rule, the part below which a second is worth less."""
+"""The share of the speed that prompts usually leave to requests, below which a second beside a
+prompt is worth less."""
 NUM_THRESHOLDS = 16
 """How many thresholds are compared; more only take time."""
 DELAY_SHARE = 0.25

@@ -157,7 +157,7 @@ def test_what_no_compiler_takes_is_left_alone(
 ) -> None:
     caplog.set_level(logging.INFO)
     model = make_model(tmp_path)
-    monkeypatch.setattr("workers.model.CpuKernel.find", lambda **_: None)
+    monkeypatch.setattr("workers.model.CpuKernel.find", lambda *_, **__: None)
     assert compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1) is None
     assert "is not compiled: only our fused attention" in caplog.text
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from workers.cpu import kernel as cpu_kernel
 from workers.cpu.kernel import CpuKernel
-from workers.paged_kernel import ScoreRule, VarlenBatch
+from workers.paged_kernel import LayerSpec, ScoreRule, VarlenBatch
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 200
@@ -14,17 +14,21 @@ NUM_BLOCKS = 200
 SEQUENCES = ((1, 1), (1, 130), (5, 70), (5, 5), (40, 100), (3, 64), (2, 65), (4, 90), (2, 40))
 
 
-def find(
-    num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
-) -> CpuKernel:
-    kernel = CpuKernel.find(
+def make_spec(num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int) -> LayerSpec:
+    return LayerSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        block_size=BLOCK_SIZE,
-        dtype=dtype,
+        is_plain=True,
     )
+
+
+def find(
+    num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+) -> CpuKernel:
+    spec = make_spec(num_heads, num_kv_heads, key_dim, value_dim)
+    kernel = CpuKernel.find(spec, block_size=BLOCK_SIZE, dtype=dtype)
     if kernel is None:
         pytest.skip("no C++ compiler here")
     return kernel
@@ -180,13 +184,12 @@ def test_a_query_gets_the_same_bits_alone_as_among_drafts(
 
 
 def test_what_it_cannot_do_is_left_to_the_gather_path() -> None:
-    shape = {"num_heads": 2, "num_kv_heads": 2, "block_size": 4}
-    assert CpuKernel.find(**shape, key_dim=8, value_dim=8, dtype=torch.float16) is None
-    assert CpuKernel.find(**shape, key_dim=512, value_dim=8, dtype=torch.float32) is None
+    small, large = make_spec(2, 2, 8, 8), make_spec(2, 2, 512, 8)
+    assert CpuKernel.find(small, block_size=4, dtype=torch.float16) is None
+    assert CpuKernel.find(large, block_size=4, dtype=torch.float32) is None
 
 
 def test_a_disagreeing_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     find(2, 2, 8, 8, torch.float32)
     monkeypatch.setattr(cpu_kernel, "probe_error", lambda *_, **__: 1.0)
-    shape = {"num_heads": 2, "num_kv_heads": 2, "block_size": 4}
-    assert CpuKernel.find(**shape, key_dim=8, value_dim=8, dtype=torch.float32) is None
+    assert CpuKernel.find(make_spec(2, 2, 8, 8), block_size=4, dtype=torch.float32) is None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.workers.cpu.test_kernel import ALL, BLOCK_SIZE, RULES, SEQUENCES, Case
 from workers.cuda.triton_kernel import TritonKernel
-from workers.paged_kernel import ScoreRule, VarlenBatch
+from workers.paged_kernel import LayerSpec, ScoreRule, VarlenBatch
 
 DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu), "cpu"]
 # what a device can multiply: the interpreter misreads bf16
@@ -51,14 +51,11 @@ def find(device: str, dtype: torch.dtype, key_dim: int, value_dim: int) -> OnDev
             pytest.skip("there is a CUDA device, for which Triton compiles")
         if NumpyVersion(np.__version__) >= "2.4.0":
             pytest.skip("Triton's interpreter makes numbers of arrays, as NumPy 2.4 does not")
+    spec = LayerSpec(
+        num_heads=6, num_kv_heads=3, key_dim=key_dim, value_dim=value_dim, is_plain=True
+    )
     kernel = TritonKernel.find(
-        num_heads=6,
-        num_kv_heads=3,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        block_size=BLOCK_SIZE,
-        dtype=dtype,
-        device=torch.device(device),
+        spec, block_size=BLOCK_SIZE, dtype=dtype, device=torch.device(device)
     )
     assert kernel is not None
     return OnDevice(kernel, device)
