@@ -17,6 +17,7 @@ from tandem.gpu_report.subjects import (
     make_drafter,
     make_prompts,
     make_target,
+    record_graphs,
 )
 from workers.model import make_model
 
@@ -36,7 +37,9 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
     module = grown_module(subjects, next(iter(subjects.targets)))
     reference = deepcopy(module).float()
     model = make_model(bundled.resolve(bundled.TARGET_NAME), module)
-    decoder = Decoder(make_target(model, subjects), make_drafter(bundled_draft(subjects), subjects))
+    target, drafter = make_target(model, subjects), make_drafter(bundled_draft(subjects), subjects)
+    record_graphs(subjects, target, drafter)
+    decoder = Decoder(target, drafter)
     num_texts = min(NUM_TEXTS, 2 * max(subjects.num_sequences))
     prompts = make_prompts(num_texts)
     plain: list[list[int]] = []

@@ -8,6 +8,7 @@ from tandem.gpu_report.subjects import (
     grown_target,
     make_prompts,
     make_target,
+    record_graphs,
     time_sizes,
 )
 from workers.step_times import Size
@@ -37,7 +38,7 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
         )
         _time(notebook, ranked, "rank of a group of one")
         if subjects.device == "cuda":
-            ranked.start_compiling().join()
+            record_graphs(subjects, ranked)
             way = "rank of a group of one, graphs"
             if ranked.is_compiled:
                 _time(notebook, ranked, way)

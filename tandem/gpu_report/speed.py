@@ -15,11 +15,14 @@ from tandem.gpu_report.subjects import (
     as_transformers_runs_it,
     bundled_draft,
     choose_subjects,
+    free_memory,
     grown_target,
     make_drafter,
     make_prompts,
     make_target,
+    record_graphs,
 )
+from workers.drafters.model import ModelDrafter
 from workers.types import SamplingParams
 
 GAMMAS = (0, 4, 8)
@@ -28,19 +31,23 @@ NUM_LOOKUP_TOKENS = 10
 """The value of transformers' documentation."""
 WARM_UP_TOKENS = 4
 """Tokens decoded before those that are timed: kernels are loaded when they are first used."""
-TITLE = "Tokens per second"
 
 
 def run(notebook: Notebook, *, is_small: bool) -> None:
-    """Decode the same prompts in all ways: the most telling first."""
+    """Decode the same prompts in all ways, for each target: the most telling first."""
     subjects = choose_subjects(is_small=is_small)
-    name = next(iter(subjects.targets))
-    target_model = grown_target(subjects, name)
-    target = make_target(target_model, subjects)
     drafter = make_drafter(bundled_draft(subjects), subjects)
-    if subjects.device == "cuda":  # compiling for a CPU takes a minute
-        for worker in (target, drafter):
-            worker.start_compiling().join()
+    record_graphs(subjects, drafter)
+    for name in subjects.targets:
+        if notebook.has_time(f"speed with the {name} target"):
+            _run_target(notebook, subjects, name, drafter)
+            free_memory(subjects)  # before the next, which is larger
+
+
+def _run_target(notebook: Notebook, subjects: Subjects, name: str, drafter: ModelDrafter) -> None:
+    model = grown_target(subjects, name)
+    target = make_target(model, subjects)
+    record_graphs(subjects, target)
     notebook.note(
         f"Target: {name}, draft: {bundled.DRAFT_NAME}, bf16, {subjects.num_texts_tokens} tokens a "
         f"text; graphs: target {'yes' if target.is_compiled else 'no'}, drafter "
@@ -48,14 +55,15 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
     )
     decoder = Decoder(target, drafter)
     prompts = make_prompts(max(subjects.num_sequences))
+    title = f"Tokens per second, {name} target"
     for num_streams in subjects.num_sequences:
         for way, sampling in (("greedy", GREEDY), ("temperature 0.8", SAMPLED)):
             for gamma in GAMMAS:
-                if notebook.has_time(f"gamma {gamma}, {num_streams} streams, {way}"):
+                if notebook.has_time(f"{name}: gamma {gamma}, {num_streams} streams, {way}"):
                     row = _decode(decoder, prompts[:num_streams], subjects, gamma, sampling)
-                    notebook.add(TITLE, {"who": "workers", "sampling": way, **row})
-        with as_transformers_runs_it(target_model.module) as module:
-            _generate_all(notebook, module, prompts[:num_streams], subjects)
+                    notebook.add(title, {"who": "workers", "sampling": way, **row})
+        with as_transformers_runs_it(model.module) as module:
+            _generate_all(notebook, title, module, prompts[:num_streams], subjects)
 
 
 def _decode(
@@ -80,7 +88,11 @@ def _decode(
 
 
 def _generate_all(
-    notebook: Notebook, module: PreTrainedModel, prompts: list[list[int]], subjects: Subjects
+    notebook: Notebook,
+    title: str,
+    module: PreTrainedModel,
+    prompts: list[list[int]],
+    subjects: Subjects,
 ) -> None:
     """`generate`, greedily: plain for any number of streams, with drafts for one."""
     ways: dict[str, dict[str, Any]] = {"generate": {}}
@@ -92,7 +104,7 @@ def _generate_all(
             continue
         seconds = _generate(module, prompts, subjects.num_texts_tokens, options)
         notebook.add(
-            TITLE,
+            title,
             {
                 "who": "transformers",
                 "sampling": "greedy",

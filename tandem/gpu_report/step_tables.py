@@ -1,6 +1,5 @@
 """Step 2: how long a step takes, what of it is the device's, and how fast it reads the weights."""
 
-import gc
 import time
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from tandem.gpu_report.subjects import (
     Subjects,
     choose_subjects,
     find_kernels,
+    free_memory,
     grown_target,
     make_target,
     time_sizes,
@@ -20,12 +20,13 @@ from workers.model import Model
 from workers.step_times import VERIFY_SIZES, Size
 from workers.target import Target
 
-MORE_SIZES: tuple[Size, ...] = ((64, 64), (64, 128))
-"""Sizes that a worker's own table does not have."""
+MORE_SIZES: tuple[Size, ...] = ((64, 64), (64, 128), (32, 256), (32, 288), (64, 512), (64, 576))
+"""Sizes that a worker's own table does not have; the last is more than any graph has."""
 PROFILED_SIZES: tuple[Size, ...] = ((1, 1), (1, 8), (8, 64))
 NUM_PROFILED = 5
 COPIED_BYTES = {"cuda": 2 * 1024**3, "cpu": 64 * 1024**2}
 NUM_COPIES = 5
+NUM_LAUNCHES = 1000
 NEEDED_S = 20.0
 """Seconds that another target is not begun with less than."""
 
@@ -34,13 +35,15 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
     """Time steps of each target, by its own forward and by graphs."""
     subjects = choose_subjects(is_small=is_small)
     bytes_per_s = copy_speed(subjects.device)
+    notebook.note(
+        f"A copy reads and writes {bytes_per_s / 1e9:.0f} GB/s; launching a kernel takes the host "
+        f"{launch_time(subjects.device) * 1e6:.1f} microseconds."
+    )
     for name in subjects.targets:
         needs_s = 0.0 if name == next(iter(subjects.targets)) else NEEDED_S
         if notebook.has_time(f"step times of the {name} target", needs_s=needs_s):
             _time_target(notebook, subjects, name, bytes_per_s)
-            gc.collect()  # before the next, which is larger
-            if subjects.device == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(subjects)  # before the next, which is larger
 
 
 def _time_target(notebook: Notebook, subjects: Subjects, name: str, bytes_per_s: float) -> None:
@@ -118,6 +121,17 @@ def copy_speed(device: str) -> float:
     target = torch.empty_like(source)
     seconds = min(_timed(lambda: target.copy_(source), device) for _ in range(NUM_COPIES))
     return 2 * source.numel() / seconds
+
+
+def launch_time(device: str) -> float:
+    """Seconds between small kernels that are launched one after the other."""
+    tensor = torch.zeros(1, device=device)
+
+    def launch_all() -> None:
+        for _ in range(NUM_LAUNCHES):
+            tensor.add_(1.0)
+
+    return min(_timed(launch_all, device) for _ in range(NUM_COPIES)) / NUM_LAUNCHES
 
 
 def _timed(run: Callable[[], object], device: str) -> float:

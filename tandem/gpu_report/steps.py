@@ -31,11 +31,11 @@ class Step:
 
 
 STEPS = (
-    Step(name="checks", title="Checks of the workers on the device", share=0.4),
-    Step(name="step_tables", title="Step times", share=0.22),
-    Step(name="speed", title="Speed of the workers alone", share=0.2),
-    Step(name="differences", title="Differences in bf16", share=0.1),
-    Step(name="group", title="One rank of a tensor-parallel group", share=0.08),
+    Step(name="checks", title="Checks of the workers on the device", share=0.25),
+    Step(name="step_tables", title="Step times", share=0.25),
+    Step(name="speed", title="Speed of the workers alone", share=0.28),
+    Step(name="differences", title="Differences in bf16", share=0.12),
+    Step(name="group", title="One rank of a tensor-parallel group", share=0.1),
 )
 
 

@@ -1,5 +1,6 @@
 """What is measured: the bundled pair, and targets grown from it on the device."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,6 +114,20 @@ def make_drafter(model: Model, subjects: Subjects) -> ModelDrafter:
     return ModelDrafter(
         model, cache_options(model, subjects), max_batched_tokens=subjects.max_batched_tokens
     )
+
+
+def record_graphs(subjects: Subjects, *workers: Target | ModelDrafter) -> None:
+    """Have steps run as graphs, on a GPU: compiling for a CPU takes a minute."""
+    if subjects.device == "cuda":
+        for worker in workers:
+            worker.start_compiling().join()
+
+
+def free_memory(subjects: Subjects) -> None:
+    """Give back what nothing refers to any more."""
+    gc.collect()
+    if subjects.device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def time_sizes(

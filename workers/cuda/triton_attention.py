@@ -1,10 +1,15 @@
 """The Triton kernel of `triton_kernel`; imported where there is Triton only.
 
-One program attends for up to BLOCK_M rows of one sequence and one key head, a row being a query of
-one of the G query heads that share the key head. It goes through the context in tiles of BLOCK_N
-keys, found by the block table, with an online softmax (Milakov and Gimelshein 2018,
-arXiv:1805.02867). Tiles begin at multiples of BLOCK_N wherever a row stands, and rows do not mix:
-so a token's result is the same in any batch, bit for bit.
+One program attends for up to BLOCK_Q queries of one sequence and one key head. Each query has a row
+for each of the G query heads that share the key head: BLOCK_M rows, of which the last may be idle.
+It goes through the context in tiles of BLOCK_N keys, found by the block table, with an online
+softmax (Milakov and Gimelshein 2018, arXiv:1805.02867). Tiles begin at multiples of BLOCK_N
+wherever a row stands, and rows do not mix: so a token's result is the same in any batch, bit for
+bit.
+
+The blocks of sequence i begin at program query_starts[i] // BLOCK_Q + i, which is at or behind the
+end of those before it. So N // BLOCK_Q + num_sequences programs are enough, however the N queries
+are spread, and each finds its sequence by bisection.
 
 Queries are [N, H, D], keys [num_slots, K, D], values [num_slots, K, D_value], sinks [H]; all but
 the queries are contiguous. SOFTCAP is 0 where there is none.
@@ -15,7 +20,11 @@ import triton.language as tl
 
 
 # what differs from step to step would have the kernel compiled anew
-@triton.jit(do_not_specialize=["window", "query_stride", "query_head_stride", "table_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "num_sequences", "window", "query_stride", "query_head_stride", "table_stride"
+    ]
+)  # fmt: skip
 def paged_attention(
     query,
     keys,
@@ -25,6 +34,7 @@ def paged_attention(
     query_starts,
     context_lens,
     block_table,
+    num_sequences,
     scale,
     window,
     query_stride,
@@ -37,22 +47,26 @@ def paged_attention(
     BLOCK_SIZE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_KEY: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
     """Attention of the rows of one program; see the module."""
-    sequence, kv_head = tl.program_id(0), tl.program_id(2)
+    kv_head = tl.program_id(1)
+    sequence = _find_sequence(query_starts, num_sequences, BLOCK_Q)
     first_query = tl.load(query_starts + sequence)
     num_queries = tl.load(query_starts + sequence + 1) - first_query
-    if tl.program_id(1) * BLOCK_M >= num_queries * G:
+    first_of_block = (tl.program_id(0) - first_query // BLOCK_Q - sequence) * BLOCK_Q
+    if first_of_block >= num_queries:
         return
-    rows = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = rows < num_queries * G
+    rows = tl.arange(0, BLOCK_M)
+    queries_of_rows = first_of_block + rows // G
+    is_row = (rows < BLOCK_Q * G) & (queries_of_rows < num_queries)
     heads = kv_head * G + rows % G
-    tokens = (first_query + rows // G).to(tl.int64)
-    positions = tl.load(context_lens + sequence) - num_queries + rows // G
+    tokens = (first_query + queries_of_rows).to(tl.int64)
+    positions = tl.load(context_lens + sequence) - num_queries + queries_of_rows
     queries = _load(
         query + tokens * query_stride + heads * query_head_stride, is_row, KEY_DIM, BLOCK_KEY
     )
@@ -74,6 +88,18 @@ def paged_attention(
         means.to(output.dtype.element_ty),
         mask=is_row[:, None] & (columns[None, :] < VALUE_DIM),
     )
+
+
+@triton.jit
+def _find_sequence(query_starts, num_sequences, BLOCK_Q: tl.constexpr):
+    """The last sequence whose blocks begin at this program or before it."""
+    low, high = 0, num_sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        begin = tl.load(query_starts + middle) // BLOCK_Q + middle
+        low = tl.where(begin <= tl.program_id(0), middle, low)
+        high = tl.where(begin <= tl.program_id(0), high, middle)
+    return low
 
 
 @triton.jit

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MAX_HEAD_DIM = 256
 PROBE_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 1e-2}
 """Outputs are of order one: a wrong mask is off by far more."""
-BLOCK_M = 16
+MIN_BLOCK_M = 16
 """Rows of a program: the fewest that tensor cores multiply; a verification has few."""
 TILE_ELEMENTS = 8192
 """Keys of a tile times their dimension, so that a tile fits a multiprocessor's shared memory."""
@@ -82,8 +82,11 @@ class TritonKernel:
         value_dim = values.shape[2]
         heads_per_kv = query.shape[1] // num_kv_heads
         block_key, block_value = (max(16, _next_power_of_two(d)) for d in (key_dim, value_dim))
-        num_row_blocks = -(-batch.max_query_len * heads_per_kv // BLOCK_M)
-        self.paged_attention[len(batch.context_lens), num_row_blocks, num_kv_heads](
+        block_m = max(MIN_BLOCK_M, _next_power_of_two(heads_per_kv))
+        queries_per_block = block_m // heads_per_kv
+        num_sequences = len(batch.context_lens)
+        num_blocks = len(query) // queries_per_block + num_sequences
+        self.paged_attention[num_blocks, num_kv_heads](
             query,
             keys,
             values,
@@ -92,6 +95,7 @@ class TritonKernel:
             batch.query_starts,
             batch.context_lens,
             batch.block_table,
+            num_sequences,
             rule.scale,
             NO_WINDOW if rule.window is None else rule.window,
             query.stride(0),
@@ -104,7 +108,8 @@ class TritonKernel:
             BLOCK_SIZE=self.block_size,
             SOFTCAP=rule.softcap or 0.0,
             HAS_SINKS=rule.sinks is not None,
-            BLOCK_M=BLOCK_M,
+            BLOCK_Q=queries_per_block,
+            BLOCK_M=block_m,
             BLOCK_N=max(16, min(128, TILE_ELEMENTS // max(block_key, block_value))),
             BLOCK_KEY=block_key,
             BLOCK_VALUE=block_value,

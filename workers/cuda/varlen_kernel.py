@@ -5,6 +5,7 @@ kernel is tried once on a small random case against plain attention; whatever fa
 leaves the gather path in charge.
 """
 
+import inspect
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,8 @@ class VarlenKernel:
             from torch.nn.attention.varlen import varlen_attn
         except ImportError:
             return None
+        if "block_table" not in inspect.signature(varlen_attn).parameters:
+            return None  # torch 2.11 has the function, for contiguous keys only
         kernel = cls(block_size=block_size, varlen_attn=varlen_attn)
         try:
             error = probe_error(kernel, spec, dtype=dtype, device=device)
