@@ -163,11 +163,15 @@ class AppArgs(BaseModel):
     token, or by Serve's `handle` calls, which are slower, and encrypted where Ray is. Replicas that
     Serve scales are reached by handles, since Serve counts their load by these."""
     draft_timeout_s: float = Field(default=1.0, gt=0)
-    """How long a round waits for drafts before it goes on without."""
+    """How long a round waits for drafts before it goes on without; as long again where it first
+    waits for drafts that were asked for during the verification before."""
     verify_timeout_s: float = Field(default=120.0, gt=0)
-    """How long a target may be silent before its sequences move to another."""
+    """How long a target may be silent before its sequences move to another. A target says every 20
+    seconds how far a long prompt is, so that is no silence. A step that takes longer ends its
+    replica."""
     recovery_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a completion waits for some target to answer before it fails."""
+    """How long a completion waits for some target to answer: it fails with the first call that fails
+    after that. Such a call may itself take `verify_timeout_s`."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a router that is to stop waits for its completions; those that take longer are cut.
     Targets and drafters need not wait: what runs there moves."""

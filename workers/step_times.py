@@ -16,7 +16,8 @@ Size = tuple[int, int]
 
 NUM_SEQUENCES = (1, 2, 4, 8, 16, 32)
 NUM_TOKENS = (1, 2, 4, 8, 9, 16, 32, 64, 128)
-"""Every size of a CUDA graph, and the first beyond 8, up to which our CPU products cost alike."""
+"""Every size of a CUDA graph up to 128, and the first beyond 8, up to which our CPU products cost
+alike."""
 MAX_TOKENS_EACH = 16
 """Tokens of one sequence in a verification: the newest and its drafts, rarely more."""
 NUM_REPEATS = 6

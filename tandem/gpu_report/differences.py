@@ -73,6 +73,9 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
                     "fp32 logit gaps there": ", ".join(f"{gap:.3f}" for gap in sorted(gaps)),
                 },
             )
+    if not all_gaps:
+        notebook.note("No text differed.")
+        return
     num_ties = sum(gap < NEAR_TIE for gap in all_gaps)
     notebook.note(
         f"{num_ties} of the {len(all_gaps)} differences begin where the logits of the two tokens "

@@ -25,7 +25,7 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
     prompts = make_prompts(2)
     alone = make_target(model, subjects)
     expected = Decoder(alone).decode(prompts, subjects.num_texts_tokens)
-    _time(notebook, alone, "alone")
+    _time(notebook, alone, "alone, no graphs")
     point, store = open_meeting_point("127.0.0.1", 1)
     group = TensorParallelGroup(point, rank=0, device_type=subjects.device, store=store)
     try:
@@ -36,7 +36,7 @@ def run(notebook: Notebook, *, is_small: bool) -> None:
             if texts == expected
             else "The texts of the rank DIFFER from those of the target alone."
         )
-        _time(notebook, ranked, "rank of a group of one")
+        _time(notebook, ranked, "rank of a group of one, no graphs")
         if subjects.device == "cuda":
             record_graphs(subjects, ranked)
             way = "rank of a group of one, graphs"
