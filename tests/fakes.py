@@ -21,7 +21,7 @@ CHARACTERS = "".join(chr(code) for code in range(33, 127)) + " \n\t"
 class CharacterTokenizer:
     """One printable character per token: 97 of them, as many as the tiny models know."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         return [CHARACTERS.index(character) for character in text]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002

@@ -74,20 +74,23 @@ def _status(service: GenerationService, word: str, problem: str | None) -> JSONR
 
 
 def _add_model_routes(app: FastAPI, service: GenerationService) -> None:
-    card = ModelCard(
-        id=service.model.name,
-        created=service.model.created,
-        max_model_len=service.model.info.max_model_len,
-    )
+    cards = {
+        name: ModelCard(
+            id=name,
+            created=service.model.created,
+            max_model_len=service.model.info.max_model_len,
+        )
+        for name in service.model.names
+    }
 
     async def models() -> ModelList:
-        return ModelList(data=[card])
+        return ModelList(data=list(cards.values()))
 
     async def model(name: str) -> ModelCard | JSONResponse:
-        if name == card.id:
-            return card
+        if name in cards:
+            return cards[name]
         detail = ErrorDetail(
-            message=f"there is no model {brief(name)}; {card.id!r} is served",
+            message=f"there is no model {brief(name)}; {service.model.name!r} is served",
             type="invalid_request_error",
             param="model",
             code="model_not_found",
