@@ -27,6 +27,9 @@ class CharacterTokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002
         return "".join(CHARACTERS[token % len(CHARACTERS)] for token in token_ids)
 
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [CHARACTERS[token] for token in ids]
+
     def get_vocab(self) -> dict[str, int]:
         return {character: token for token, character in enumerate(CHARACTERS)}
 

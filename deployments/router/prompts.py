@@ -58,6 +58,22 @@ class PromptReader:
         encoded = iter(await self._in_thread(encode, texts))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids of one text; raises ContextLengthError where `read` does.
+
+        Without `add_special_tokens` the tokenizer adds none of its own, such as one that begins
+        every text.
+        """
+        self._check_length(text)
+        encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return tuple(await loop.run_in_executor(self._threads, encode))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; the ids are known to be the model's."""
+        decode = partial(self._tokenizer.decode, list(token_ids), skip_special_tokens=False)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+
     @cached_property
     def _literal_tokenizer(self) -> Tokenizer:
         return without_special_names(self._tokenizer)

@@ -95,6 +95,19 @@ class GenerationService:
             finally:
                 generation.cancel()
 
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids of a text, which need not fit the context; see PromptReader.tokenize."""
+        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; raises InvalidRequestError for an id that the model has not."""
+        self._check_token_ids("tokens", token_ids)
+        return await self._prompts.detokenize(token_ids)
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """The names that the vocabulary has for tokens."""
+        return self.model.tokenizer.convert_ids_to_tokens(list(token_ids))
+
     async def _sampling(self, request: GenerationRequest) -> SamplingParams:
         """A request's parameters, with what only the tokenizer and the model can add."""
         sampling = request.sampling
