@@ -183,7 +183,9 @@ class CompletionWriter:
         """Characters of the echoed prompt of each choice."""
 
     def whole(self, completions: Sequence[Delta], usage: Usage) -> Completion:
-        return self._completion(list(map(self._choice, range(len(completions)), completions)), usage)
+        return self._completion(
+            list(map(self._choice, range(len(completions)), completions)), usage
+        )
 
     def event(self, index: int, delta: Delta, usage: Usage | None) -> Completion:
         return self._completion([self._choice(index, delta)], usage)

@@ -60,9 +60,7 @@ def completion_logprobs(
     )
 
 
-def prompt_logprobs(
-    prompt: Sequence[TokenRecord], name: Name, *, num_top: int
-) -> PromptLogprobs:
+def prompt_logprobs(prompt: Sequence[TokenRecord], name: Name, *, num_top: int) -> PromptLogprobs:
     """For each token of a prompt: itself and the likeliest in its place, by token id."""
     return [_by_id(record, name, num_top) for record in prompt]
 
@@ -83,8 +81,7 @@ def _by_id(record: TokenRecord, name: Name, num_top: int) -> dict[int, PromptLog
         return None
     top = record.top_logprobs or ()
     ranked = [
-        (token_id, logprob, rank)
-        for rank, (token_id, logprob) in enumerate(top[:num_top], start=1)
+        (token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(top[:num_top], start=1)
     ]
     own = (record.token_id, record.logprob, None)
     return {

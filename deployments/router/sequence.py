@@ -93,9 +93,7 @@ class Delta:
     def join(cls, deltas: Tokens["Delta"]) -> "Delta":
         """All of a completion's deltas as one."""
         records = tuple(record for delta in deltas for record in delta.records)
-        return cls(
-            records=records, finish_reason=deltas[-1].finish_reason, prompt=deltas[0].prompt
-        )
+        return cls(records=records, finish_reason=deltas[-1].finish_reason, prompt=deltas[0].prompt)
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -132,9 +132,7 @@ class GenerationService:
         if name is None or name in self.model.names:
             return
         known = " or ".join(map(repr, self.model.names))
-        raise ModelNameError(
-            f"model is {name!r}; the model served here is {known}", field="model"
-        )
+        raise ModelNameError(f"model is {name!r}; the model served here is {known}", field="model")
 
     def _check_drafter(self, request: GenerationRequest) -> None:
         drafters = self._runtime.loop.drafters

@@ -8,7 +8,6 @@ from transformers import AutoTokenizer
 
 from workers.errors import ModelNotFoundError
 
-
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 
 

@@ -51,9 +51,7 @@ async def answer_all(serving: LocalServing, *, at_a_time: int) -> Answers:
             return await answer(serving, request)
 
     cases = requests()
-    return dict(
-        zip(cases, await asyncio.gather(*[one(r) for r in cases.values()]), strict=True)
-    )
+    return dict(zip(cases, await asyncio.gather(*[one(r) for r in cases.values()]), strict=True))
 
 
 @pytest.fixture(scope="module")

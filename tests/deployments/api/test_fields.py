@@ -207,7 +207,7 @@ HALF = "a\ud83d b"
         ({"cache_salt": HALF}, "cache_salt"),
         ({"user": HALF}, "user"),
         ({"model": HALF}, "model"),
-        ({f"promp\ud83d": 1}, "promp\\ud83d"),
+        ({"promp\ud83d": 1}, "promp\\ud83d"),
         ({"bad_words": ["a", HALF]}, "bad_words.1"),
         ({"logit_bias": {HALF: 1}}, "logit_bias"),
         ({"echo": HALF}, "echo"),

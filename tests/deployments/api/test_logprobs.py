@@ -71,7 +71,12 @@ async def test_0_is_the_token_alone(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_stream_brings_them_in_parts(client: httpx.AsyncClient) -> None:
-    fields: dict[str, Any] = {"prompt": PROMPT, "logprobs": 2, "echo": True, "return_token_ids": True}
+    fields: dict[str, Any] = {
+        "prompt": PROMPT,
+        "logprobs": 2,
+        "echo": True,
+        "return_token_ids": True,
+    }
     whole = await choice_of(client, **fields)
     parts = [event["choices"][0] for event in await stream(client, **fields)]
     assert len(parts) > 2
@@ -135,7 +140,9 @@ class TestEcho:
         fields: dict[str, Any] = {"prompt": ["Hello", "World"], "n": 2, "echo": True, "logprobs": 1}
         choices = (await complete(client, **fields))["choices"]
         assert [choice["text"][:5] for choice in choices] == ["Hello", "Hello", "World", "World"]
-        assert all(choice["logprobs"]["tokens"][:5] == list(choice["text"][:5]) for choice in choices)
+        assert all(
+            choice["logprobs"]["tokens"][:5] == list(choice["text"][:5]) for choice in choices
+        )
 
     async def test_one_that_asks_does_not_change_another(self, client: httpx.AsyncClient) -> None:
         alone = await choice_of(client)
@@ -156,7 +163,9 @@ async def test_prompt_logprobs_are_by_token_id(client: httpx.AsyncClient) -> Non
     ):
         own = entry[str(token)]
         assert own["logprob"] == pytest.approx(logprob, abs=1e-5)
-        assert own["decoded_token"] == CharacterTokenizer().decode([token], skip_special_tokens=True)
+        assert own["decoded_token"] == CharacterTokenizer().decode(
+            [token], skip_special_tokens=True
+        )
         ranks = [other["rank"] for other in entry.values() if other["rank"] is not None]
         assert sorted(ranks) == [1, 2]
 
@@ -192,7 +201,12 @@ async def test_the_best_of_several_are_the_likeliest(client: httpx.AsyncClient) 
 
 def record(token_id: int, logprob: float, *top: tuple[int, float]) -> TokenRecord:
     return TokenRecord(
-        token_id=token_id, text="", text_offset=0, origin=Origin.OWN, logprob=logprob, top_logprobs=top
+        token_id=token_id,
+        text="",
+        text_offset=0,
+        origin=Origin.OWN,
+        logprob=logprob,
+        top_logprobs=top,
     )
 
 

@@ -95,7 +95,9 @@ class TestBadWords:
             assert word not in text
             assert text[: plain.index(word)] == plain[: plain.index(word)]
 
-    async def test_a_request_that_rules_all_out_fails_alone(self, client: httpx.AsyncClient) -> None:
+    async def test_a_request_that_rules_all_out_fails_alone(
+        self, client: httpx.AsyncClient
+    ) -> None:
         characters = CharacterTokenizer().decode(list(range(97)), skip_special_tokens=True)
         request = {"prompt": "a", "bad_words": list(characters), "max_tokens": 3}
         response = await client.post("/v1/completions", json=request)
