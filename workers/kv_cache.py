@@ -159,10 +159,11 @@ class SequenceTable:
         A new sequence starts with the blocks of others that begin alike, under the same salt.
 
         Whatever the worker ran beyond `base_len` (drafts, a verification whose answer was lost) is
-        kept as far as it turned out right; with `may_reuse` False, all new tokens are left to run. At
-        least the newest token always is, since its logits decide what follows. The caller has made sure that base_len <= cached_len. None
-        is left where that cannot be had: committed tokens have changed within a shared block, so
-        all from the sequence's cached_len on have to be sent.
+        kept as far as it turned out right, unless all new tokens have to be run (`may_reuse`). At
+        least the newest token is always left to run, since its logits decide what follows. The
+        caller has made sure that base_len <= cached_len. None is left where that cannot be had:
+        committed tokens have changed within a shared block, so all from the sequence's cached_len
+        on have to be sent.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is None:

@@ -102,7 +102,7 @@ def _parse(
     if prompt is None:
         raise InvalidRequestError("prompt is missing: set text or token_ids", field="prompt")
     return parse(GenerationFields, _given(request)).to_request(
-        model=request.model or None,
+        model=request.model or service.model.name,
         prompts=[request.text if prompt == "text" else tuple(request.token_ids.ids)],
     )
 

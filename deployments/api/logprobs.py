@@ -48,7 +48,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 def completion_logprobs(
     records: Sequence[TokenRecord], name: Name, *, num_top: int, first_offset: int
 ) -> CompletionLogprobs:
-    """In the order of the records, whose text begins at `first_offset`; each with at most `num_top`.
+    """In the order of the records, whose text begins at `first_offset`, each with `num_top`.
 
     A prompt's first token, which nothing stands before, has null.
     """

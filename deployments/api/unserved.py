@@ -13,7 +13,7 @@ from typing import Any
 
 ANYTHING = object()
 """Stands for every value: the field never changes an answer."""
-LIKENESS = 0.85
+LIKENESS = 0.8
 """How like two names are, by difflib's ratio, of which one may be the other misspelt."""
 MAX_NAME_LENGTH = 64
 

@@ -135,7 +135,7 @@ class Generation:
         )
 
     async def complete(self) -> list[Delta]:
-        """Each completion that is wanted as a whole, once all have finished; raises what `run` does.
+        """Each wanted completion as a whole, once all have finished; raises what `run` does.
 
         Where more are made than are wanted, those of a prompt come with the likeliest first.
         """

@@ -37,7 +37,7 @@ def unusual(field: FieldInfo) -> Any:
             return {name: unusual(inner) for name, inner in kind.model_fields.items()}
     if field.annotation == list[int]:
         return [4]
-    for kind, value in ((bool, True), (int, 3), (str, "x")):
+    for kind, value in ((bool, not field.default), (int, 3), (str, "x")):
         if kind in kinds_of(field):
             return value
     if field.annotation is float:

@@ -72,7 +72,7 @@ def test_best_of_may_be_all_of_them() -> None:
 @pytest.mark.parametrize(
     "name",
     ["temprature", "Temperature ", "max-tokens", "MAX_TOKENS", "stops", "repeat_penalty", "top_p_",
-     "logprob", "stream_option", "prompt_logprob", "tool_choise", "sead"],
+     "logprob", "stream_option", "prompt_logprob", "tool_choise"],
 )  # fmt: skip
 def test_a_misspelt_field_is_refused(name: str) -> None:
     error = refusal(**{name: 1})

@@ -176,7 +176,7 @@ class TestModelNames:
 class TestSpecialTokens:
     """With the bundled tokenizer, which names one."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def reader(self) -> PromptReader:
         tokenizer = load_tokenizer(bundled.resolve(bundled.TARGET_NAME))
         return PromptReader(tokenizer, max_model_len=100)
