@@ -19,7 +19,7 @@ from deployments.api.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
-from deployments.api.marks import Takes
+from deployments.api.marks import Grpc, Takes
 from deployments.api.openai import OpenAIRequest, Usage
 from deployments.api.validation import brief, check_text, field_error
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, Prompt
@@ -81,6 +81,7 @@ class CompletionRequest(OpenAIRequest):
             "tokens have the greatest log-probability together, the likeliest first. Not with "
             "`stream`, unless it equals `n`.",
         ),
+        Grpc(31),
     ] = None
     echo: Annotated[
         bool,
@@ -88,6 +89,7 @@ class CompletionRequest(OpenAIRequest):
             description="If true, the text begins with the prompt's, as its tokens spell it, and "
             "`logprobs` with those of the prompt's tokens."
         ),
+        Grpc(32),
     ] = False
     add_special_tokens: Annotated[
         bool,
@@ -95,6 +97,7 @@ class CompletionRequest(OpenAIRequest):
             description="If false, a prompt's text gets no tokens of the tokenizer's own, such as "
             "one that begins texts."
         ),
+        Grpc(33),
     ] = True
     parse_special_tokens: Annotated[
         bool,
@@ -102,6 +105,7 @@ class CompletionRequest(OpenAIRequest):
             description="If false, the name of a special token in a prompt's text is a text like "
             "any other."
         ),
+        Grpc(34),
     ] = True
     return_tokens_as_token_ids: Annotated[
         bool, Field(description="If true, `logprobs` names tokens like `token_id:15`.")

@@ -92,9 +92,7 @@ def _name(annotation: Any) -> str:
     kind = _kind(annotation)
     if get_origin(kind) is Literal:  # the words that it may be are checked as over HTTP
         (kind,) = {type(value) for value in get_args(kind)}
-    if issubclass(kind, BaseModel):
-        return kind.__name__
-    return SCALARS[kind]
+    return SCALARS[kind] if kind in SCALARS else str(kind.__name__)
 
 
 if __name__ == "__main__":

@@ -248,7 +248,8 @@ class Sequence:
         if not self.params.shows_prompt:
             return ()
         texts = self.params.prompt_texts or ("",) * self.prompt_len
-        known = self.prompt_logprobs or [None] * (self.prompt_len - 1)
+        known: list[TokenLogprobs | None] = [None, *self.prompt_logprobs]
+        known += [None] * (self.prompt_len - len(known))  # where none are wanted
         offsets = accumulate((len(text) for text in texts), initial=0)
         return tuple(
             TokenRecord(
@@ -260,7 +261,7 @@ class Sequence:
                 top_logprobs=None if logprobs is None else logprobs.top,
             )
             for token, text, offset, logprobs in zip(
-                self.params.prompt, texts, offsets, [None, *known], strict=False
+                self.params.prompt, texts, offsets, known, strict=False
             )
         )
 
