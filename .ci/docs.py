@@ -17,8 +17,9 @@ sys.path.insert(0, str(ROOT))
 from cluster.options import AppArgs  # noqa: E402
 from deployments.api.completions import CompletionRequest  # noqa: E402
 from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E402
-from deployments.api.fields import rows as field_rows  # noqa: E402
+from deployments.api.field_table import rows as field_rows  # noqa: E402
 from deployments.metrics import rows as metric_rows  # noqa: E402
+from tests.deployments.combinations import DRAFTERS, combinations  # noqa: E402
 from tests.tiny_models import RARE, SUPPORTED  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
 
@@ -76,6 +77,11 @@ def models() -> str:
     return ", ".join(f"`{name}`" for name in sorted({*SUPPORTED, *RARE})) + ".\n"
 
 
+def what_works() -> str:
+    """What the test suite tries together, each feature greedily and sampled."""
+    return table(("feature", *(f"`drafter={name}`" for name in DRAFTERS)), combinations())
+
+
 def tree() -> str:
     """Every module with the first sentence of its docstring."""
     lines = list(chain.from_iterable(entries(ROOT / package, 0) for package in PACKAGES))
@@ -130,7 +136,7 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "options": options, "request_fields": request_fields, "metrics": metrics,
-    "errors": errors, "models": models, "tree": tree,
+    "errors": errors, "models": models, "tree": tree, "what_works": what_works,
 }  # fmt: skip
 
 

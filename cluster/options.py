@@ -176,7 +176,8 @@ class AppArgs(BaseModel):
     """How long a router that is to stop waits for its completions; those that take longer are cut.
     Targets and drafters need not wait: what runs there moves."""
     served_model_name: str | None = None
-    """The model name that clients use; by default the target's."""
+    """The model name that clients use, or several with commas, of which answers have the first; by
+    default the target's. A request may leave the name out."""
     http_host: str = "127.0.0.1"
     """Where HTTP listens when `serve run` starts Serve; 0.0.0.0 for all interfaces."""
     http_port: int = Field(default=8000, ge=0, le=65535)
@@ -205,6 +206,12 @@ class AppArgs(BaseModel):
     def _read_yaml_words(cls, value: Any) -> Any:
         """YAML takes a bare `off` for false and `on` for true."""
         return {False: "off", True: "on"}[value] if isinstance(value, bool) else value
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _join_names(cls, value: Any) -> Any:
+        """A list with commas, or YAML's own."""
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("drafter", mode="before")
     @classmethod
@@ -273,7 +280,18 @@ class AppArgs(BaseModel):
 
     @property
     def model_name(self) -> str:
-        return self.served_model_name or self.target
+        """The name that answers have."""
+        return self._model_names[0]
+
+    @property
+    def model_aliases(self) -> tuple[str, ...]:
+        """Other names that requests may have."""
+        return self._model_names[1:]
+
+    @property
+    def _model_names(self) -> tuple[str, ...]:
+        names = (name.strip() for name in (self.served_model_name or "").split(","))
+        return tuple(dict.fromkeys(name for name in names if name)) or (self.target,)
 
 
 def parse_options(values: Mapping[str, Any]) -> AppArgs:

@@ -21,11 +21,14 @@ CHARACTERS = "".join(chr(code) for code in range(33, 127)) + " \n\t"
 class CharacterTokenizer:
     """One printable character per token: 97 of them, as many as the tiny models know."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         return [CHARACTERS.index(character) for character in text]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:  # noqa: ARG002
         return "".join(CHARACTERS[token % len(CHARACTERS)] for token in token_ids)
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [CHARACTERS[token] for token in ids]
 
     def get_vocab(self) -> dict[str, int]:
         return {character: token for token, character in enumerate(CHARACTERS)}

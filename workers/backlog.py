@@ -5,12 +5,12 @@ one step, and may be told to forget a sequence in between (`release`).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from workers.errors import ContextLengthError, KVCacheExhaustedError
 from workers.kv_cache import CachedSequence, SequenceTable
-from workers.types import WorkRequest, is_prefill_len
+from workers.types import TokenLogprobs, WorkRequest, is_prefill_len
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 
@@ -21,6 +21,8 @@ class WorkItem(Generic[RequestT]):
     sequence: CachedSequence
     remaining: tuple[int, ...]
     """Committed and assumed tokens still to run, the newest last."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Those of the tokens that have been run, if they are wanted; see VerifyResult."""
 
     @property
     def is_prefill(self) -> bool:
@@ -71,7 +73,11 @@ class Backlog(Generic[RequestT]):
         if request.base_len > cached_len:
             return cached_len
         sequence, remaining = self._sequences.synchronise(
-            request.seq_id, request.base_len, tokens, salt=request.cache_salt
+            request.seq_id,
+            request.base_len,
+            tokens,
+            salt=request.cache_salt,
+            may_reuse=request.may_reuse,
         )
         if remaining is None:
             return sequence.cached_len
@@ -88,7 +94,11 @@ class Backlog(Generic[RequestT]):
 
     def discard(self, seq_id: str) -> bool:
         """Forget a sequence's work, not its cache; whether there was any."""
-        return self._items.pop(seq_id, None) is not None
+        return self.take(seq_id) is not None
+
+    def take(self, seq_id: str) -> WorkItem[RequestT] | None:
+        """As `discard`, but returns the work."""
+        return self._items.pop(seq_id, None)
 
     def finish(self, item: WorkItem[RequestT]) -> None:
         """Forget an item that has been served; its committed tokens are cached."""

@@ -146,28 +146,35 @@ class SequenceTable:
         return sequence.cached_len if sequence else 0
 
     def synchronise(
-        self, seq_id: str, base_len: int, new_tokens: Sequence[int], *, salt: str = ""
+        self,
+        seq_id: str,
+        base_len: int,
+        new_tokens: Sequence[int],
+        *,
+        salt: str = "",
+        may_reuse: bool = True,
     ) -> tuple[CachedSequence, tuple[int, ...] | None]:
         """Make the cache a prefix of the committed tokens; return what is left to run.
 
         A new sequence starts with the blocks of others that begin alike, under the same salt.
 
         Whatever the worker ran beyond `base_len` (drafts, a verification whose answer was lost) is
-        kept as far as it turned out right. At least the newest token is always left to run, since
-        its logits decide what follows. The caller has made sure that base_len <= cached_len. None
-        is left where that cannot be had: committed tokens have changed within a shared block, so
-        all from the sequence's cached_len on have to be sent.
+        kept as far as it turned out right, unless all new tokens have to be run (`may_reuse`). At
+        least the newest token is always left to run, since its logits decide what follows. The
+        caller has made sure that base_len <= cached_len. None is left where that cannot be had:
+        committed tokens have changed within a shared block, so all from the sequence's cached_len
+        on have to be sent.
         """
         sequence = self._sequences.get(seq_id)
         if sequence is None:
             sequence = CachedSequence(seq_id=seq_id, arrival=self._num_arrivals, salt=salt)
             self._sequences[seq_id] = sequence
             self._num_arrivals += 1
-            self._start_with_prefix(sequence, new_tokens)
+            self._start_with_prefix(sequence, new_tokens, may_reuse=may_reuse)
         assert base_len <= sequence.cached_len, f"{base_len=} > {sequence.cached_len}"
         num_matching = 0
         for cached, new in zip(sequence.tokens[base_len:], new_tokens[:-1], strict=False):
-            if cached != new:
+            if cached != new or not may_reuse:
                 break
             num_matching += 1
         length = base_len + num_matching
@@ -210,11 +217,13 @@ class SequenceTable:
         if sequence is not None:
             self.allocator.release(sequence.block_table)
 
-    def _start_with_prefix(self, sequence: CachedSequence, tokens: Sequence[int]) -> None:
+    def _start_with_prefix(
+        self, sequence: CachedSequence, tokens: Sequence[int], *, may_reuse: bool
+    ) -> None:
         if self._prefixes is None:
             return
         # the newest token is always left to run
-        blocks, keys = self._prefixes.find(tokens[:-1], sequence.salt)
+        blocks, keys = self._prefixes.find(tokens[:-1] if may_reuse else (), sequence.salt)
         self.allocator.share(blocks)
         sequence.block_table, sequence.keys = blocks, keys
         sequence.tokens = list(tokens[: len(blocks) * self.allocator.block_size])

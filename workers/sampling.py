@@ -36,8 +36,19 @@ class SamplingRow:
     position: int
     """Absolute position, prompt included, of the token that the row decides."""
     history: Sequence[int] = ()
-    """All tokens before `position`; read only when there are penalties."""
+    """All tokens before `position`; read only where the parameters need them."""
     prompt_len: int = 0
+
+    def banned_tokens(self) -> list[int]:
+        """Tokens that may not be chosen here."""
+        params, output_len = self.params, self.position - self.prompt_len
+        banned = list(params.stop_token_ids) if output_len < params.min_tokens else []
+        for *before, last in params.bad_words:
+            start = self.position - len(before)
+            has_room = start >= self.prompt_len
+            if not before or (has_room and list(self.history[start:]) == before):
+                banned.append(last)
+        return banned
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -151,6 +162,8 @@ def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             _add_logit_bias(scores[index], row.params)
         if row.params.has_penalties:
             _subtract_penalties(scores[index], row)
+        if row.params.has_bans:
+            _ban(scores[index], row.banned_tokens())
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if not sampled:
         return scores
@@ -167,6 +180,12 @@ def _add_logit_bias(scores: Tensor, params: SamplingParams) -> None:
     in_vocab = [(token, bias) for token, bias in params.logit_bias if token < scores.shape[0]]
     tokens = torch.tensor([token for token, _ in in_vocab], dtype=torch.long, device=scores.device)
     scores[tokens] += torch.tensor([bias for _, bias in in_vocab], device=scores.device)
+
+
+def _ban(scores: Tensor, tokens: Sequence[int]) -> None:
+    """Change one row in place.  # [vocab]"""
+    in_vocab = [token for token in tokens if token < scores.shape[0]]
+    scores[torch.tensor(in_vocab, dtype=torch.long, device=scores.device)] = float("-inf")
 
 
 def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:

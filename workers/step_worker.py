@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from workers.backlog import Backlog
+from workers.backlog import Backlog, WorkItem
 from workers.cpu import step_threads
 from workers.errors import InvalidRequestError, KVCacheExhaustedError, TandemError
 from workers.kv_cache import BlockAllocator, SequenceTable
@@ -267,10 +267,15 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         So that a caller hears from a worker that is busy for long: it asks again for the rest.
         """
         return [
-            self.unanswered(seq_id, needs_tokens_from=self._sequences.cached_len(seq_id))
+            self._progress(item)
             for seq_id in seq_ids
-            if self._backlog.discard(seq_id)
+            if (item := self._backlog.take(seq_id)) is not None
         ]
+
+    def _progress(self, item: WorkItem[RequestT]) -> ResultT:
+        """What has come of work that was begun."""
+        sequence = item.sequence
+        return self.unanswered(sequence.seq_id, needs_tokens_from=sequence.cached_len)
 
     def park_threads(self) -> None:
         """Let other processes have the cores; called where nothing waits for a step."""

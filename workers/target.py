@@ -1,10 +1,15 @@
 """The target: verifies drafts of many sequences in one forward, prefills included."""
 
+import dataclasses
 from collections.abc import Sequence
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
+from workers.backlog import WorkItem
 from workers.errors import GenerationFailedError, InvalidRequestError
+from workers.logprobs import token_logprobs
 from workers.model import Model
 from workers.paged_model import CacheOptions, Ranks
 from workers.sampling import NO_TOKEN, SamplingRow
@@ -12,7 +17,7 @@ from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import VERIFY_SIZES
 from workers.step_worker import StepWorker
-from workers.types import SamplingParams, VerifyRequest, VerifyResult
+from workers.types import SamplingParams, TokenLogprobs, VerifyRequest, VerifyResult
 from workers.verification import CoupledRule, JudgedRun, Verdict, VerificationRule
 
 Run = ScheduledRun[VerifyRequest]
@@ -67,43 +72,71 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
 
     def _serve(self, runs: Sequence[Run]) -> list[VerifyResult]:
         logits = self._run(runs)
+        if any(_wants_prompt_logprobs(run) for run in runs):
+            logits = self._take_prompt_logprobs(runs, logits)
+        last = [run for run in runs if run.is_last]
+        first_rows = accumulate((_num_judged_rows(run) for run in last), initial=0)
         results = []
-        for run, verdict in self._judge([run for run in runs if run.is_last], logits):
+        for run, verdict, row in zip(last, self._judge(last, logits), first_rows, strict=False):
+            if verdict is None or run.sequence.seq_id not in self._backlog:  # it has failed
+                continue
             with self._isolated(run.sequence.seq_id):
-                results.append(self._answer(run, verdict))
+                results.append(self._answer(run, verdict, logits, row))
         return results
 
     def _run(self, runs: Sequence[Run]) -> Tensor:
-        """Run given tokens and drafts; logits after the newest given token and after each draft.
+        """Run given tokens and drafts.
 
-        # [sum(gamma + 1 of those that are last), vocab]
+        Returns logits after the newest given token of those that are last, and after each draft;
+        after every token where log-probabilities of the prompt are wanted.  # [num_rows, vocab]
         """
         plan = StepPlan()
         for run in runs:
-            num_logits = 1 + run.num_draft_slots if run.is_last else 0
-            plan.add(run.sequence, run.tokens + _drafts(run), num_logits=num_logits)
+            tokens = run.tokens + _drafts(run)
+            wants_all = _wants_prompt_logprobs(run)
+            num_logits = len(tokens) if wants_all else _num_judged_rows(run)
+            plan.add(run.sequence, tokens, num_logits=num_logits)
         logits = self._forward(plan)
         for run in runs:
             run.record(run.tokens + _drafts(run))
         return logits
 
-    def _judge(self, runs: Sequence[Run], logits: Tensor) -> list[tuple[Run, Verdict]]:
-        """A verdict on the drafts of each run; a run that fails is left out."""
+    def _take_prompt_logprobs(self, runs: Sequence[Run], logits: Tensor) -> Tensor:
+        """Note what the logits say of prompts; returns the rows that decide tokens.
+
+        # [num_rows, vocab] -> [sum(gamma + 1 of those that are last), vocab]
+        """
+        kept, row = [], 0
+        for run in runs:
+            num_rows = num_judged = _num_judged_rows(run)
+            if _wants_prompt_logprobs(run):
+                num_rows = len(run.tokens) + run.num_draft_slots
+                with self._isolated(run.sequence.seq_id):
+                    _note_prompt_logprobs(run, logits[row:])
+            row += num_rows
+            kept.append(logits[row - num_judged : row])
+        return torch.cat(kept)
+
+    def _progress(self, item: WorkItem[VerifyRequest]) -> VerifyResult:
+        logprobs = tuple(item.prompt_logprobs)
+        return dataclasses.replace(super()._progress(item), prompt_logprobs=logprobs)
+
+    def _judge(self, runs: Sequence[Run], logits: Tensor) -> list[Verdict | None]:
+        """A verdict on the drafts of each run; None for a run that fails."""
         if not runs:
             return []
         try:
-            judged = [_judged_run(run) for run in runs]
-            return list(zip(runs, self._rule.judge(logits, judged), strict=True))
+            return list(self._rule.judge(logits, [_judged_run(run) for run in runs]))
         except Exception:  # of one of them: each by itself shows whose
-            verdicts = []
-            num_rows = [1 + run.num_draft_slots for run in runs]
-            for run, rows in zip(runs, logits.split(num_rows), strict=True):
+            verdicts: list[Verdict | None] = [None] * len(runs)
+            split = logits.split([_num_judged_rows(run) for run in runs])
+            for index, (run, rows) in enumerate(zip(runs, split, strict=True)):
                 with self._isolated(run.sequence.seq_id):
-                    verdicts.append((run, self._rule.judge(rows, [_judged_run(run)])[0]))
+                    verdicts[index] = self._rule.judge(rows, [_judged_run(run)])[0]
             return verdicts
 
-    def _answer(self, run: Run, verdict: Verdict) -> VerifyResult:
-        """Roll back the drafts that were rejected.
+    def _answer(self, run: Run, verdict: Verdict, logits: Tensor, row: int) -> VerifyResult:
+        """Roll back the drafts that were rejected; the run's logits begin at `row`.
 
         Raises GenerationFailedError where the model's scores decide no token.
         """
@@ -112,9 +145,13 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         if verdict.tokens[-1] == NO_TOKEN:
             raise GenerationFailedError(
                 f"the scores of {self._paged.model.name!r} are not finite numbers at position "
-                f"{accepted_len}, so no token can be chosen; try another prompt, other sampling "
-                "parameters or dtype=float32"
+                f"{accepted_len}, or the request rules all tokens out, so none can be chosen; try "
+                "another prompt, other sampling parameters or dtype=float32"
             )
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if (num_top := run.item.request.num_logprobs) is not None:
+            rows = logits[row : row + len(verdict.tokens)]
+            logprobs = token_logprobs(rows, verdict.tokens, num_top=num_top)
         self._sequences.truncate(sequence, accepted_len)
         self._backlog.finish(run.item)
         return VerifyResult(
@@ -122,6 +159,8 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             tokens=verdict.tokens,
             num_accepted=verdict.num_accepted,
             num_tested=verdict.num_tested,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(run.item.prompt_logprobs),
         )
 
     def _decide(self, logits: Tensor) -> None:
@@ -135,6 +174,28 @@ def _drafts(run: Run) -> tuple[int, ...]:
     return run.item.request.draft_tokens[: run.num_draft_slots]
 
 
+def _num_judged_rows(run: Run) -> int:
+    """Rows of logits that decide tokens of the run: after each draft and before them all."""
+    return 1 + run.num_draft_slots if run.is_last else 0
+
+
+def _wants_prompt_logprobs(run: Run) -> bool:
+    return run.item.request.num_prompt_logprobs is not None
+
+
+def _note_prompt_logprobs(run: Run, logits: Tensor) -> None:
+    """Once the run's tokens are cached: those of the prompt's tokens that follow each of them.
+
+    The logits begin with those of the run.  # [at least len(run.tokens), vocab]
+    """
+    request, tokens = run.item.request, run.item.request.new_tokens
+    begin = run.sequence.cached_len - run.num_draft_slots - len(run.tokens) - request.base_len
+    end = min(begin + len(run.tokens) + 1, request.prompt_len - request.base_len)
+    known = tokens[begin + 1 : end]
+    num_top = request.num_prompt_logprobs or 0
+    run.item.prompt_logprobs += token_logprobs(logits[: len(known)], known, num_top=num_top)
+
+
 def _judged_run(run: Run) -> JudgedRun:
     """Once the run's tokens are cached: what decides the token after each that has logits."""
     request, tokens = run.item.request, run.sequence.tokens
@@ -144,7 +205,7 @@ def _judged_run(run: Run) -> JudgedRun:
             params=request.sampling,
             seed=request.seed,
             position=position,
-            history=tokens[:position] if request.sampling.has_penalties else (),
+            history=tokens[:position] if request.sampling.needs_history else (),
             prompt_len=request.prompt_len,
         )
         for position in range(first_position, len(tokens) + 1)

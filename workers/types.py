@@ -26,8 +26,8 @@ def signed_64(number: int) -> int:
 class SamplingParams:
     """How the target's next-token law is shaped. The defaults leave it as the model gives it.
 
-    Applied in this order: logit bias, repetition, presence and frequency penalty, temperature,
-    top-k, top-p, min-p.
+    Applied in this order: logit bias, repetition, presence and frequency penalty, bans (min_tokens,
+    bad_words), temperature, top-k, top-p, min-p.
     """
 
     temperature: float = 1.0
@@ -44,6 +44,13 @@ class SamplingParams:
     """Subtracted as often as a token stands in the output."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, added to its logit)"""
+    min_tokens: int = 0
+    """No token of `stop_token_ids` is chosen before the output has so many tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the text. The model's own are among them where `min_tokens` needs them."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that do not stand in the output: the last one of a run is not chosen where the
+    ones before it have just been."""
 
     @property
     def is_greedy(self) -> bool:
@@ -52,13 +59,28 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """Whether the most likely token of the model's own law is taken."""
-        return self.is_greedy and not self.has_penalties and not self.logit_bias
+        return self.is_greedy and not self._is_shaped
 
     @property
     def is_only_scaled(self) -> bool:
         """Whether the law is the model's own but for its temperature."""
         is_whole = self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
-        return is_whole and not self.has_penalties and not self.logit_bias
+        return is_whole and not self._is_shaped
+
+    @property
+    def _is_shaped(self) -> bool:
+        """Whether the logits themselves are changed, before temperature and truncations."""
+        return self.has_penalties or bool(self.logit_bias) or self.has_bans
+
+    @property
+    def has_bans(self) -> bool:
+        """Whether some tokens may not be chosen at some positions."""
+        return self.min_tokens > 0 or bool(self.bad_words)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the tokens before a position shape its law."""
+        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
 
     @property
     def has_penalties(self) -> bool:
@@ -106,6 +128,16 @@ NO_DRAFTS = DraftTokens()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """How likely a token was, by the model's own law, and which tokens were the likeliest."""
+
+    logprob: float
+    """The token's natural log-probability."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the likeliest tokens in its place, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRequest:
     """What a verification and a request for drafts have in common: one sequence of a batch."""
 
@@ -125,6 +157,11 @@ class WorkRequest:
     def given_tokens(self) -> tuple[int, ...]:
         """The tokens from `base_len` on that are run as they are, whatever the worker decides."""
         return self.new_tokens
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether tokens from `base_len` on that the worker has cached need not be run again."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +184,16 @@ class VerifyRequest(WorkRequest):
     draft_tokens: tuple[int, ...] = ()
     next_k: int = 0
     """Drafts for the next round that the answer is to bring; no target makes any yet."""
+    num_logprobs: int | None = None
+    """How many of the likeliest tokens to name beside each token of the answer, with
+    log-probabilities. None: no log-probabilities are wanted."""
+    num_prompt_logprobs: int | None = None
+    """The same beside each token of the prompt behind position `base_len`."""
+
+    @property
+    def may_reuse(self) -> bool:
+        """What is cached of a prompt has no logits any more."""
+        return self.num_prompt_logprobs is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +207,11 @@ class VerifyResult(WorkResult):
     """Drafts compared with the target's own token: the accepted ones and the first rejected."""
     next_drafts: DraftTokens = NO_DRAFTS
     """At most `next_k` drafts that follow `tokens`."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `tokens`, if they were wanted."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens from position `base_len` + 1 on, if they were wanted; as many as were
+    run where the rest is asked for again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,12 +105,13 @@ class EventStream(Response):
 
     async def _events(self, generation: Generation) -> AsyncIterator[str]:
         writer = self._make_writer(generation.id, self._service.model.name)
+        shows_tokens = self._request.shows_tokens
         with_usage = self._options.include_usage
         is_usage_continuous = with_usage and self._options.continuous_usage_stats
         try:
             async with aclosing(generation.run()) as deltas:
                 async for index, delta in deltas:
-                    if delta.text or delta.finish_reason:
+                    if delta.text or delta.finish_reason or delta.prompt or shows_tokens:
                         usage = Usage.of(generation.usage) if is_usage_continuous else None
                         yield _event(writer.event(index, delta, usage))
             if with_usage:

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import FastAPI, Request, Response
@@ -10,13 +12,20 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from deployments.api import unserved
 from deployments.api.answers import Endpoint, respond
 from deployments.api.errors import ERROR_RESPONSES
-from deployments.api.fields import Takes
 from deployments.api.http_proxy import request_timeout_s
+from deployments.api.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
+from deployments.api.marks import Grpc, Takes
 from deployments.api.openai import OpenAIRequest, Usage
 from deployments.api.validation import brief, check_text, field_error
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, Prompt
 from deployments.router.sequence import Delta
 from deployments.router.service import GenerationService
+from deployments.router.tokenizer import TokenNames
 
 PATH = "/v1/completions"
 
@@ -53,7 +62,7 @@ def _is_token_ids(value: Any) -> bool:
 
 
 class CompletionRequest(OpenAIRequest):
-    """Beyond OpenAI's are top_k, min_p, repetition_penalty, ignore_eos and cache_salt."""
+    """OpenAI's fields, and those of vLLM's that GenerationFields has."""
 
     prompt: Annotated[
         list[Prompt],
@@ -66,35 +75,90 @@ class CompletionRequest(OpenAIRequest):
     best_of: Annotated[
         int | None,
         Field(
-            description="Taken as OpenAI has it; all n completions are returned, never the best of "
-            "more."
+            ge=1,
+            le=MAX_COMPLETIONS,
+            description="So many completions of each prompt are made, and the `n` returned whose "
+            "tokens have the greatest log-probability together, the likeliest first. Not with "
+            "`stream`, unless it equals `n`.",
         ),
-        Takes("the same as n"),
+        Grpc(31),
     ] = None
+    echo: Annotated[
+        bool,
+        Field(
+            description="If true, the text begins with the prompt's, as its tokens spell it, and "
+            "`logprobs` with those of the prompt's tokens."
+        ),
+        Grpc(32),
+    ] = False
+    add_special_tokens: Annotated[
+        bool,
+        Field(
+            description="If false, a prompt's text gets no tokens of the tokenizer's own, such as "
+            "one that begins texts."
+        ),
+        Grpc(33),
+    ] = True
+    parse_special_tokens: Annotated[
+        bool,
+        Field(
+            description="If false, the name of a special token in a prompt's text is a text like "
+            "any other."
+        ),
+        Grpc(34),
+    ] = True
+    return_tokens_as_token_ids: Annotated[
+        bool, Field(description="If true, `logprobs` names tokens like `token_id:15`.")
+    ] = False
 
     @classmethod
     def off_values(cls) -> unserved.OffValues:
         return unserved.COMPLETIONS
 
+    @property
+    def shows_prompt(self) -> bool:
+        return self.echo or self.prompt_logprobs is not None
+
     def generation_request(self, *, timeout_s: float | None = None) -> GenerationRequest:
-        return self.to_request(model=self.model, prompts=self.prompt, n=self.n, timeout_s=timeout_s)
+        request = self.to_request(
+            model=self.model, prompts=self.prompt, n=self.n, timeout_s=timeout_s
+        )
+        num_prompt_logprobs = [
+            number
+            for number in (self.prompt_logprobs, self.logprobs if self.echo else None)
+            if number is not None
+        ]
+        return replace(
+            request,
+            best_of=self.best_of,
+            echo=self.echo,
+            num_prompt_logprobs=max(num_prompt_logprobs, default=None),
+            add_special_tokens=self.add_special_tokens,
+            parse_special_tokens=self.parse_special_tokens,
+        )
 
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:
-        if self.best_of not in (None, self.n):
-            raise field_error(
-                "best_of",
-                f"best_of is {brief(self.best_of)} and n is {brief(self.n)}: to return some of "
-                "several completions is not served yet; leave it out or make it equal to n",
-            )
-        return self
+        if self.best_of in (None, self.n):
+            return self
+        if self.best_of is not None and self.best_of < self.n:
+            reason = "it must be at least n"
+        elif self.stream:
+            reason = "a stream cannot wait for the best; leave it out or make it equal to n"
+        else:
+            return self
+        values = f"best_of is {brief(self.best_of)} and n is {brief(self.n)}"
+        raise field_error("best_of", f"{values}: {reason}")
 
 
 class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -111,16 +175,24 @@ class Completion(BaseModel):
 class CompletionWriter:
     """Writes a generation's results as OpenAI's completions."""
 
-    def __init__(self, generation_id: str, model: str) -> None:
+    def __init__(
+        self, generation_id: str, model: str, *, request: CompletionRequest, names: TokenNames
+    ) -> None:
         self._id = f"cmpl-{generation_id}"
         self._created = int(time.time())
         self._model = model
+        self._request = request
+        self._name = _id_name if request.return_tokens_as_token_ids else names.name
+        self._prompt_lens: dict[int, int] = {}
+        """Characters of the echoed prompt of each choice."""
 
     def whole(self, completions: Sequence[Delta], usage: Usage) -> Completion:
-        return self._completion(list(map(_choice, range(len(completions)), completions)), usage)
+        return self._completion(
+            list(map(self._choice, range(len(completions)), completions)), usage
+        )
 
     def event(self, index: int, delta: Delta, usage: Usage | None) -> Completion:
-        return self._completion([_choice(index, delta)], usage)
+        return self._completion([self._choice(index, delta)], usage)
 
     def usage_event(self, usage: Usage) -> Completion:
         return self._completion([], usage)
@@ -134,18 +206,42 @@ class CompletionWriter:
             usage=usage,
         )
 
+    def _choice(self, index: int, delta: Delta) -> CompletionChoice:
+        request = self._request
+        echoed = "".join(record.text for record in delta.prompt) if request.echo else ""
+        prompt_len = self._prompt_lens.setdefault(index, len(echoed))
+        choice = CompletionChoice(
+            index=index, text=echoed + delta.text, finish_reason=delta.finish_reason
+        )
+        if request.logprobs is not None:
+            write = partial(completion_logprobs, name=self._name, num_top=request.logprobs)
+            choice.logprobs = write(delta.records, first_offset=prompt_len)
+            if request.echo:
+                choice.logprobs = write(delta.prompt, first_offset=0) + choice.logprobs
+        if request.prompt_logprobs is not None and delta.prompt:
+            choice.prompt_logprobs = prompt_logprobs(
+                delta.prompt, self._name, num_top=request.prompt_logprobs
+            )
+        if request.return_token_ids:
+            choice.token_ids = list(delta.token_ids)
+            if delta.prompt:
+                choice.prompt_token_ids = [record.token_id for record in delta.prompt]
+        return choice
 
-def _choice(index: int, delta: Delta) -> CompletionChoice:
-    return CompletionChoice(index=index, text=delta.text, finish_reason=delta.finish_reason)
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def _add_route(app: FastAPI, service: GenerationService) -> None:
+    names = TokenNames(service.model.tokenizer)
+
     @app.post(PATH, response_model=None, responses={200: {"model": Completion}, **ERROR_RESPONSES})
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         return await respond(
             service,
             body.generation_request(timeout_s=request_timeout_s(request.headers)),
-            CompletionWriter,
+            partial(CompletionWriter, request=body, names=names),
             stream_options=body.used_stream_options,
         )
 

@@ -9,10 +9,12 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 from deployments.api import tandem_pb2
 from deployments.api.errors import grpc_code, told
-from deployments.api.fields import GenerationFields, Grpc, mark
+from deployments.api.fields import GenerationFields
+from deployments.api.marks import Grpc, mark
 from deployments.api.validation import parse
 from deployments.router.generation import Generation
 from deployments.router.request import GenerationRequest
@@ -120,7 +122,9 @@ def _given(request: tandem_pb2.GenerateRequest) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A protobuf container as Python's own."""
+    """A value of protobuf as Python's own."""
+    if isinstance(value, Message):
+        return {descriptor.name: _plain(inner) for descriptor, inner in value.ListFields()}
     if isinstance(value, Mapping):
         return dict(value)
     return value if isinstance(value, str | int | float) else list(value)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.api import completions
+from deployments.api import completions, tokens
 from deployments.api.body_limit import BodyLimit
 from deployments.api.errors import ErrorBody, ErrorDetail, error_response, told
 from deployments.api.openai import ModelCard, ModelList
@@ -22,7 +22,7 @@ from workers.errors import TandemError, internal_error
 
 logger = logging.getLogger(__name__)
 
-ENDPOINTS = (completions.ENDPOINT,)
+ENDPOINTS = (completions.ENDPOINT, tokens.TOKENIZE, tokens.DETOKENIZE)
 REQUEST_MODELS = {endpoint.path: endpoint.request_model for endpoint in ENDPOINTS}
 
 
@@ -74,20 +74,23 @@ def _status(service: GenerationService, word: str, problem: str | None) -> JSONR
 
 
 def _add_model_routes(app: FastAPI, service: GenerationService) -> None:
-    card = ModelCard(
-        id=service.model.name,
-        created=service.model.created,
-        max_model_len=service.model.info.max_model_len,
-    )
+    cards = {
+        name: ModelCard(
+            id=name,
+            created=service.model.created,
+            max_model_len=service.model.info.max_model_len,
+        )
+        for name in service.model.names
+    }
 
     async def models() -> ModelList:
-        return ModelList(data=[card])
+        return ModelList(data=list(cards.values()))
 
     async def model(name: str) -> ModelCard | JSONResponse:
-        if name == card.id:
-            return card
+        if name in cards:
+            return cards[name]
         detail = ErrorDetail(
-            message=f"there is no model {brief(name)}; {card.id!r} is served",
+            message=f"there is no model {brief(name)}; {service.model.name!r} is served",
             type="invalid_request_error",
             param="model",
             code="model_not_found",

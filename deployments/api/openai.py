@@ -1,7 +1,4 @@
-"""The wire format that OpenAI's endpoints share: the model, n, streams, usage.
-
-Unknown fields are refused by name: a misspelt `temprature` must not silently sample at 1.0.
-"""
+"""The wire format that OpenAI's endpoints share: the model, n, streams, usage."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,6 +9,7 @@ from deployments.api.fields import GenerationFields
 from deployments.api.validation import RequestModel, check_text, field_error
 from deployments.router import generation
 from deployments.router.request import MAX_COMPLETIONS
+from deployments.router.speculation_counts import SpeculationCounts
 
 Text = Annotated[str, AfterValidator(check_text)]
 
@@ -36,7 +34,9 @@ class StreamOptions(RequestModel):
 class OpenAIRequest(GenerationFields):
     """The fields that OpenAI's requests have beside those of all wire formats."""
 
-    model: Annotated[Text, Field(description="The served model's name; gRPC may leave it out.")]
+    model: Annotated[
+        Text | None, Field(description="The served model's name, or one of several.")
+    ] = None
     n: Annotated[
         int,
         Field(
@@ -73,11 +73,39 @@ class CompletionTokensDetails(BaseModel):
     rejected_prediction_tokens: int
 
 
+class SpeculationUsage(BaseModel):
+    """Counts over the rounds of a request in which drafts were tested."""
+
+    rounds: int
+    drafted_tokens: int
+    """Draft tokens that were verified."""
+    tested_tokens: int
+    """Those that were compared with the target's own: the accepted ones and the first that was not,
+    in each round."""
+    accepted_tokens: int
+    accepted_by_position: list[int]
+    """How often the first, the second and so on of a round's drafts was accepted."""
+    tokens_per_verify: float | None
+    """Mean tokens that such a round added to a completion; null where there was none."""
+
+    @classmethod
+    def of(cls, counts: SpeculationCounts) -> Self:
+        return cls(
+            rounds=counts.num_rounds,
+            drafted_tokens=counts.num_draft_tokens,
+            tested_tokens=counts.num_tested,
+            accepted_tokens=counts.num_accepted,
+            accepted_by_position=counts.accepted_by_position,
+            tokens_per_verify=counts.tokens_per_verify,
+        )
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     completion_tokens_details: CompletionTokensDetails
+    speculation: SpeculationUsage
 
     @classmethod
     def of(cls, usage: generation.Usage) -> Self:
@@ -89,6 +117,7 @@ class Usage(BaseModel):
                 accepted_prediction_tokens=usage.num_accepted,
                 rejected_prediction_tokens=usage.num_rejected,
             ),
+            speculation=SpeculationUsage.of(usage.speculation),
         )
 
 

@@ -2,63 +2,76 @@
 
 Many clients send every field that they know, most of them switched off. Such a field is left out;
 a value that would have to change the answer is refused, never silently ignored. `null` asks for
-nothing in any field.
+nothing in any field. A field that stands neither here nor among those that are served is left out
+too, unless its name is nearly one of these: a misspelt `temprature` must not silently sample at 1.
 """
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 ANYTHING = object()
 """Stands for every value: the field never changes an answer."""
+LIKENESS = 0.8
+"""How like two names are, by difflib's ratio, of which one may be the other misspelt."""
+MAX_NAME_LENGTH = 64
 
 OffValues = Mapping[str, tuple[Any, ...]]
 
 COMPLETIONS: OffValues = {
-    "add_special_tokens": (True,),
     "allowed_token_ids": (),
-    "bad_words": ([],),
     "detokenize": (True,),
-    "echo": (False,),
+    "do_sample": (True,),
+    "dry_multiplier": (0,),
     "functions": ([],),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logprobs": (),
     "max_completion_tokens": (),
+    "max_new_tokens": (),
     "metadata": (ANYTHING,),
-    "min_tokens": (0,),
+    "mirostat": (0,),
     "modalities": (["text"],),
+    "n_predict": (),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
     "parallel_tool_calls": (True, False),
-    "prediction": (),
+    "prediction": (ANYTHING,),
     "priority": (0,),
-    "prompt_logprobs": (),
+    "prompt_embeds": (),
     "reasoning_effort": (),
-    "request_id": (),
+    "request_id": (ANYTHING,),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "safety_identifier": (ANYTHING,),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
+    "service_tier": (ANYTHING,),
     "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "store": (False,),
+    "store": (ANYTHING,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "top_a": (0,),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
+    "typical_p": (1,),
     "use_beam_search": (False,),
+    "xtc_probability": (0,),
 }
 STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
 
 
 def asks_for_nothing(value: Any, off_values: tuple[Any, ...]) -> bool:
     return value is None or any(off is ANYTHING or _is_same(value, off) for off in off_values)
+
+
+def near_miss(name: str, known: Collection[str]) -> str | None:
+    """The known field that a client may have meant by another name; None if it is none of them."""
+    if len(name) > MAX_NAME_LENGTH:
+        return None
+    spelt = name.lower().replace("-", "_")
+    return next(iter(difflib.get_close_matches(spelt, known, n=1, cutoff=LIKENESS)), None)
 
 
 def how_to_leave_out(off_values: tuple[Any, ...]) -> str:

@@ -1,7 +1,7 @@
 """Checking requests, and what a client is told of a wrong one: the field, the value, the limit."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from deployments.api.unserved import OffValues, asks_for_nothing, how_to_leave_out
+from deployments.api.unserved import OffValues, asks_for_nothing, how_to_leave_out, near_miss
 from workers.errors import InvalidRequestError
 
 # Locations that pydantic adds and a client never wrote: the part of the request, union members.
@@ -36,6 +36,7 @@ _SENTENCES: Mapping[str, str] = {
     "less_than": "it must be less than {lt}",
     "less_than_equal": "it must be at most {le}",
     "list_type": "it must be a list",
+    "literal_error": "it must be {expected}",
     "model_attributes_type": "it must be an object",
     "model_type": "it must be an object",
     "string_too_long": "it must have at most {max_length} characters",
@@ -53,14 +54,17 @@ brief = _repr.repr
 """Shows a value that a client sent, as text of bounded length."""
 
 
+MAX_UNKNOWN_FIELDS = 32
+
+
 class RequestModel(BaseModel):
-    """A JSON object of a request, with the fields that are known and no others.
+    """A JSON object of a request.
 
     `null` means a field's default. Fields that are known but not served may be there as long as
-    they ask for nothing.
+    they ask for nothing, and others as long as they are not a known one misspelt.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     @classmethod
     def off_values(cls) -> OffValues:
@@ -72,23 +76,38 @@ class RequestModel(BaseModel):
     def _leave_out(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        known = {*cls.model_fields, *cls.off_values()}
+        _check_unknown([name for name in values if name not in known], known)
         return {name: value for name, value in values.items() if cls._is_given(name, value)}
 
     @classmethod
     def _is_given(cls, name: str, value: Any) -> bool:
-        """True if a field has something to say; raises for one that nobody may send."""
+        """True if a field has something to say; raises for one that is not served and does."""
         field = cls.model_fields.get(name)
         if field is not None:
             return value is not None or field.is_required()
         off_values = cls.off_values().get(name)
-        if off_values is None:
-            raise field_error(name, f"there is no field {name!r} in this request")
-        if not asks_for_nothing(value, off_values):
+        if off_values is not None and not asks_for_nothing(value, off_values):
             raise field_error(
                 name,
                 f"{name} is {brief(value)}: it is not served yet; {how_to_leave_out(off_values)}",
             )
         return False
+
+
+def _check_unknown(names: Sequence[str], known: Collection[str]) -> None:
+    """Raise for fields that nobody knows where one looks like a known one, or there are many."""
+    if len(names) > MAX_UNKNOWN_FIELDS:
+        raise field_error(
+            names[0],
+            f"the request has {len(names)} fields that are unknown here, such as "
+            f"{brief(names[0])}; at most {MAX_UNKNOWN_FIELDS} are left out",
+        )
+    for name in names:
+        if (near := near_miss(name, known)) is not None:
+            raise field_error(
+                name, f"there is no field {name!r} in this request; did you mean {near!r}?"
+            )
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

@@ -134,6 +134,7 @@ class Router:
         return GenerationService(
             ServedModel(
                 name=args.model_name,
+                aliases=args.model_aliases,
                 tokenizer=tokenizer,
                 info=target_info,
                 created=int(time.time()),

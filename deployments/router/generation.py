@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from deployments.router.admission import Reservation
 from deployments.router.health import Health
@@ -14,6 +15,7 @@ from deployments.router.loop import RoundLoop
 from deployments.router.request import GenerationRequest
 from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
+from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import RequestTimeoutError, TandemError, internal_error
 from workers.types import signed_64
@@ -44,16 +46,29 @@ class Usage:
     num_prompt_tokens: int
     """Each prompt counts once, however many completions it has."""
     num_completion_tokens: int
-    num_accepted: int
-    """Draft tokens that stand in the completions."""
-    num_rejected: int
-    """Draft tokens that were verified and do not stand there."""
+    speculation: SpeculationCounts
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that stand in the completions."""
+        return self.speculation.num_accepted
+
+    @property
+    def num_rejected(self) -> int:
+        """Draft tokens that were verified and do not stand there."""
+        return self.speculation.num_draft_tokens - self.speculation.num_accepted
 
 
 def choices_of(
-    request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
+    request: GenerationRequest,
+    prompts: Sequence[tuple[int, ...]],
+    prompt_texts: Sequence[tuple[str, ...]] = (),
 ) -> tuple[GenerationParams, ...]:
-    """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped."""
+    """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped.
+
+    `prompt_texts` are those of each prompt's tokens, if it is echoed.
+    """
+    is_chosen = request.num_choices > request.n
     seed = secrets.randbits(63) if request.seed is None else request.seed
     return tuple(
         GenerationParams(
@@ -62,12 +77,25 @@ def choices_of(
             sampling=request.sampling,
             seed=signed_64(seed + index),
             stop=request.stop,
+            include_stop=request.include_stop,
             ignore_eos=request.ignore_eos,
+            skip_special_tokens=request.skip_special_tokens,
             cache_salt=request.cache_salt,
+            num_logprobs=0 if is_chosen and request.num_logprobs is None else request.num_logprobs,
+            num_prompt_logprobs=request.num_prompt_logprobs,
+            shows_prompt=request.shows_prompt,
+            prompt_texts=texts,
+            drafter=request.drafter,
+            max_gamma=request.max_gamma,
         )
-        for prompt in prompts
-        for index in range(request.n)
+        for prompt, texts in zip_longest(prompts, prompt_texts, fillvalue=())
+        for index in range(request.num_choices)
     )
+
+
+def _logprob(completion: Delta) -> float:
+    """Of all tokens of a completion together."""
+    return sum(record.logprob for record in completion.records if record.logprob is not None)
 
 
 class Generation:
@@ -78,13 +106,18 @@ class Generation:
         request: GenerationRequest,
         prompts: Sequence[tuple[int, ...]],
         *,
+        prompt_texts: Sequence[tuple[str, ...]] = (),
         started: float,
         reservation: Reservation,
         runtime: Runtime,
     ) -> None:
-        """`prompts` are the request's, as token ids; it came at `started` on the loop's clock."""
+        """`prompts` are the request's, as token ids; it came at `started` on the loop's clock.
+
+        `prompt_texts` are those of each prompt's tokens, if it is echoed.
+        """
         self.id = uuid.uuid4().hex
-        self.choices = choices_of(request, prompts)
+        self.choices = choices_of(request, prompts, prompt_texts)
+        self._num_made, self._num_wanted = request.num_choices, request.n
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._started = started
         self._timeout_s = request.timeout_s
@@ -95,22 +128,31 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        counts = [sequence.counts for sequence in self._sequences]
-        num_accepted = sum(count.num_accepted for count in counts)
         return Usage(
             num_prompt_tokens=self._num_prompt_tokens,
             num_completion_tokens=sum(s.num_output_tokens for s in self._sequences),
-            num_accepted=num_accepted,
-            num_rejected=sum(count.num_draft_tokens for count in counts) - num_accepted,
+            speculation=SpeculationCounts.total(s.counts for s in self._sequences),
         )
 
     async def complete(self) -> list[Delta]:
-        """Each completion as a whole, once all have finished; raises what `run` does."""
+        """Each wanted completion as a whole, once all have finished; raises what `run` does.
+
+        Where more are made than are wanted, those of a prompt come with the likeliest first.
+        """
         deltas: list[list[Delta]] = [[] for _ in self.choices]
         async with aclosing(self.run()) as run:
             async for index, delta in run:
                 deltas[index].append(delta)
-        return [Delta.join(choice_deltas) for choice_deltas in deltas]
+        completions = [Delta.join(choice_deltas) for choice_deltas in deltas]
+        if self._num_made == self._num_wanted:
+            return completions
+        return [
+            completion
+            for first in range(0, len(completions), self._num_made)
+            for completion in sorted(
+                completions[first : first + self._num_made], key=_logprob, reverse=True
+            )[: self._num_wanted]
+        ]
 
     async def run(self) -> AsyncGenerator[tuple[int, Delta]]:
         """Yield (choice, delta) until every choice has finished.

@@ -75,6 +75,11 @@ class RoundLoop:
         self._is_closed = False
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names of what drafts here."""
+        return self._speculation.drafters
+
+    @property
     def num_live(self) -> int:
         return len(self._live)
 

@@ -2,12 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import TypeVar
 
 from deployments.router.request import Prompt
-from deployments.router.tokenizer import Tokenizer
+from deployments.router.text import split_text
+from deployments.router.tokenizer import Tokenizer, without_special_names
 from workers.errors import ContextLengthError
+
+InputT = TypeVar("InputT")
+OutputT = TypeVar("OutputT")
 
 NUM_THREADS = 2
 """Requests that are tokenized at a time, so that a long one does not hold up all others."""
@@ -24,32 +30,89 @@ class PromptReader:
         self._longest_token = max(len(name) for name in tokenizer.get_vocab())
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
 
-    async def read(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    async def read(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = True,
+    ) -> list[tuple[int, ...]]:
         """The token ids of each prompt; raises ContextLengthError for a text that cannot fit.
 
         When the caller is cancelled, those of its texts that were not begun are not read any more.
+
+        Args:
+            add_special_tokens: whether the tokenizer adds its own, such as one that begins texts.
+            parse_special_tokens: whether the name of a special token in a text means that token.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [prompt for prompt in prompts if not isinstance(prompt, str)]
         for text in texts:
             self._check_length(text)
-        has_left = threading.Event()
-        loop = asyncio.get_running_loop()
-        try:
-            encoded = iter(await loop.run_in_executor(self._threads, self._encode, texts, has_left))
-        finally:
-            has_left.set()
+
+        def encode(text: str) -> tuple[int, ...]:
+            tokenizer = self._tokenizer if parse_special_tokens else self._literal_tokenizer
+            return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+        encoded = iter(await self._in_thread(encode, texts))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
-    def _encode(self, texts: list[str], has_left: threading.Event) -> list[tuple[int, ...]]:
-        """The token ids of the texts, up to where the client left.  Runs in a thread."""
-        encoded = []
-        for text in texts:
-            if has_left.is_set():
-                break
-            encoded.append(tuple(self._tokenizer.encode(text)))
-        return encoded
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids of one text; raises ContextLengthError where `read` does.
+
+        Without `add_special_tokens` the tokenizer adds none of its own, such as one that begins
+        every text.
+        """
+        self._check_length(text)
+        encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return tuple(await loop.run_in_executor(self._threads, encode))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included; the ids are known to be the model's."""
+        decode = partial(self._tokenizer.decode, list(token_ids), skip_special_tokens=False)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+
+    @cached_property
+    def _literal_tokenizer(self) -> Tokenizer:
+        return without_special_names(self._tokenizer)
+
+    async def read_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of each word at the beginning of a text, and behind a space."""
+
+        def encode(word: str) -> list[tuple[int, ...]]:
+            spellings = (word, f" {word.lstrip()}")
+            return [tuple(self._tokenizer.encode(w, add_special_tokens=False)) for w in spellings]
+
+        spelt = [spelling for both in await self._in_thread(encode, words) for spelling in both]
+        return tuple(dict.fromkeys(spelling for spelling in spelt if spelling))
+
+    async def split(
+        self, prompts: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
+    ) -> list[tuple[str, ...]]:
+        """What each token of each prompt adds to its text."""
+        split = partial(split_text, self._tokenizer, skip_special_tokens=skip_special_tokens)
+        return await self._in_thread(split, prompts)
+
+    async def _in_thread(
+        self, read: Callable[[InputT], OutputT], inputs: Sequence[InputT]
+    ) -> list[OutputT]:
+        """Read each input; when the caller is cancelled, those that were not begun are left."""
+        has_left = threading.Event()
+
+        def read_all() -> list[OutputT]:
+            outputs = []
+            for item in inputs:
+                if has_left.is_set():
+                    break
+                outputs.append(read(item))
+            return outputs
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, read_all)
+        finally:
+            has_left.set()
 
     def _check_length(self, text: str) -> None:
         """Refuse a text that must have too many tokens, before it costs anything to count them."""

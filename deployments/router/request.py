@@ -16,29 +16,68 @@ class GenerationRequest:
     """Everything that decides a request's completions and how long they may take.
 
     A wire format has checked what can be checked without the model; the service checks the rest.
-    This is also the place for what a client may ask for later: its tenant once there are keys,
-    speculation options, how many logprobs it wants, whether the prompt is echoed, a grammar.
     """
 
-    model: str
-    """The name that the client gave; the service refuses one that it does not serve."""
+    model: str | None
+    """The name that the client gave, if any; the service refuses one that it does not serve."""
     prompts: tuple[Prompt, ...]
     n: int = 1
-    """Completions of each prompt."""
+    """Completions of each prompt that are wanted."""
+    best_of: int | None = None
+    """Completions of each prompt that are made, of which the `n` likeliest are returned; None means
+    `n`."""
     max_tokens: int
     """Tokens of each completion at most."""
     sampling: SamplingParams
     seed: int | None = None
     """The seed of each prompt's first completion; the next ones count up. None draws one."""
+    bad_words: tuple[str, ...] = ()
+    """Words that do not stand in a completion; the service adds their tokens to `sampling`."""
     stop: tuple[str, ...] = ()
     """A completion ends before the first of these strings."""
+    include_stop: bool = False
+    """If true, the text has the stop string, or the text of the token, that ended it."""
     ignore_eos: bool = False
     """If true, completions go on after a token that ends the text."""
+    skip_special_tokens: bool = True
+    """Whether special tokens have no text."""
     cache_salt: str = ""
     """Prompts share cached prefixes with those of the same salt only."""
+    num_logprobs: int | None = None
+    """Likeliest tokens to name beside each of a completion; None for no log-probabilities."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    echo: bool = False
+    """Whether the prompt's text is wanted too."""
+    return_token_ids: bool = False
+    """Whether the ids of prompt and completion are wanted."""
+    add_special_tokens: bool = True
+    """Whether a text begins and ends with the special tokens that its tokenizer gives it."""
+    parse_special_tokens: bool = True
+    """Whether the name of a special token in a text means that token."""
+    drafter: str | None = None
+    """The only drafter that may draft; None for all that the app has."""
+    max_gamma: int | None = None
+    """Draft tokens of a round at most; None for what the app has."""
     timeout_s: float | None = None
     """Seconds that the client waits for the whole request; None means as long as it takes."""
 
     @property
     def num_completions(self) -> int:
-        return len(self.prompts) * self.n
+        """All that are made."""
+        return len(self.prompts) * self.num_choices
+
+    @property
+    def num_choices(self) -> int:
+        """Completions of each prompt that are made."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def shows_prompt(self) -> bool:
+        """Whether anything of the prompt's tokens is wanted."""
+        return self.echo or self.return_token_ids or self.num_prompt_logprobs is not None
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether tokens are wanted that have no text, or none yet."""
+        return self.return_token_ids or self.num_logprobs is not None

@@ -44,16 +44,18 @@ class RoundObserver(Protocol):
 
 
 def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
-    base_len = sequence.target.cached_len
+    base_len, params = sequence.base_len, sequence.params
     return VerifyRequest(
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
         draft_tokens=drafts.get(sequence.seq_id, NO_DRAFTS).tokens,
         prompt_len=sequence.prompt_len,
-        sampling=sequence.params.sampling,
-        seed=sequence.params.seed,
-        cache_salt=sequence.params.cache_salt,
+        sampling=params.sampling,
+        seed=params.seed,
+        cache_salt=params.cache_salt,
+        num_logprobs=params.num_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs if sequence.needs_prompt_logprobs else None,
     )
 
 
@@ -69,13 +71,20 @@ def commit(sequence: Sequence, draft: DraftTokens, result: VerifyResult) -> int:
     """
     if result.error:
         raise GenerationFailedError(result.error)
+    if result.prompt_logprobs:
+        sequence.note_prompt_logprobs(result.prompt_logprobs)
     if result.needs_tokens_from is not None:
         sequence.target.cached_len = result.needs_tokens_from
         return 0
     if result.is_released or sequence.is_done:
         return 0
     sequence.target.cached_len = len(sequence.tokens) + result.num_accepted
-    return sequence.commit(result.tokens, num_accepted=result.num_accepted, source=draft.source)
+    return sequence.commit(
+        result.tokens,
+        num_accepted=result.num_accepted,
+        source=draft.source,
+        logprobs=result.logprobs,
+    )
 
 
 def outcome(
@@ -92,11 +101,7 @@ def outcome(
         is_sampled=sequence.is_sampled,
         source=draft.source,
     )
-    counts = sequence.counts
-    counts.num_rounds += 1
-    counts.num_draft_tokens += outcome.num_draft_tokens
-    counts.num_tested += outcome.num_tested_in_text
-    counts.num_accepted += outcome.num_accepted_in_text
+    sequence.counts.add(outcome)
     return outcome
 
 

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
+from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.text import CompletionText, Decoder
 from workers.errors import TandemError
-from workers.types import SamplingParams
+from workers.types import SamplingParams, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -17,8 +19,9 @@ class FinishReason(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where a token came from; either way the target chose it."""
+    """Where a token came from; the target chose all but the prompt's."""
 
+    PROMPT = "prompt"
     ACCEPTED = "accepted"
     """It was drafted, and the target chose the same."""
     OWN = "own"
@@ -34,8 +37,23 @@ class GenerationParams:
     sampling: SamplingParams
     seed: int
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    """Whether the text has the stop string, or the text of the token, that ended it."""
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     cache_salt: str = ""
+    num_logprobs: int | None = None
+    """Likeliest tokens to name beside each of the completion; None for no log-probabilities."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    shows_prompt: bool = False
+    """Whether the first delta has the prompt's tokens too."""
+    prompt_texts: tuple[str, ...] = ()
+    """What each token of a prompt that is echoed adds to its text."""
+    drafter: str | None = None
+    """The only drafter that may draft for it; None for any."""
+    max_gamma: int | None = None
+    """Draft tokens of a round at most; None for no limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +72,10 @@ class TokenRecord:
     source: str = ""
     """Which drafter an accepted token came from; empty for the target's own."""
     logprob: float | None = None
-    """The token's log-probability under the target's law; None until logprobs are served."""
+    """The token's log-probability under the target's law; None unless it was asked for, and for a
+    prompt's first token."""
     top_logprobs: tuple[tuple[int, float], ...] | None = None
-    """(token id, logprob) of the likeliest tokens in its place; None until logprobs are served."""
+    """(token id, logprob) of the likeliest tokens in its place; None as `logprob` is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +85,15 @@ class Delta:
     records: tuple[TokenRecord, ...]
     finish_reason: FinishReason | None = None
     """Set in the last delta of a completion."""
+    prompt: tuple[TokenRecord, ...] = ()
+    """The prompt's tokens, in the first delta of a request that shows them. They have texts, whose
+    offsets are those in the prompt, if it is echoed."""
 
     @classmethod
     def join(cls, deltas: Tokens["Delta"]) -> "Delta":
         """All of a completion's deltas as one."""
         records = tuple(record for delta in deltas for record in delta.records)
-        return cls(records=records, finish_reason=deltas[-1].finish_reason)
+        return cls(records=records, finish_reason=deltas[-1].finish_reason, prompt=deltas[0].prompt)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -96,22 +118,12 @@ class Placement:
         self.cached_len = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class SpeculationCounts:
-    """Counts of a sequence's drafts; those tested and accepted count as far as its text goes."""
-
-    num_rounds: int = 0
-    """Rounds in which drafts of it were tested."""
-    num_draft_tokens: int = 0
-    num_tested: int = 0
-    num_accepted: int = 0
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     seq_id: str
     params: GenerationParams
-    eos_token_ids: frozenset[int]
+    end_token_ids: frozenset[int]
+    """Tokens that end the text."""
     tokens: list[int]
     """Committed tokens, prompt included. The newest is cached nowhere yet."""
     target: Placement = field(default_factory=Placement)
@@ -121,6 +133,8 @@ class Sequence:
     error: TandemError | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the stream has ended, with a finish reason or an error."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they have come."""
     _emit: Callable[[Delta | TandemError], None]
     _text: CompletionText
     _text_len: int = 0
@@ -136,13 +150,21 @@ class Sequence:
         emit: Callable[[Delta | TandemError], None],
     ) -> "Sequence":
         """A sequence that hands every commit to `emit`, and an error instead if it fails."""
+        own_end_tokens = () if params.ignore_eos else eos_token_ids
         return cls(
             seq_id=seq_id,
             params=params,
-            eos_token_ids=frozenset(() if params.ignore_eos else eos_token_ids),
+            end_token_ids=frozenset((*own_end_tokens, *params.sampling.stop_token_ids)),
             tokens=list(params.prompt),
             _emit=emit,
-            _text=CompletionText(decoder, prompt=params.prompt, stop=params.stop),
+            _text=CompletionText(
+                decoder,
+                prompt=params.prompt,
+                stop=params.stop,
+                include_stop=params.include_stop,
+                num_unstopped=params.sampling.min_tokens,
+                skip_special_tokens=params.skip_special_tokens,
+            ),
         )
 
     @property
@@ -163,37 +185,93 @@ class Sequence:
         return self.params.max_tokens - self.num_output_tokens
 
     @property
+    def needs_prompt_logprobs(self) -> bool:
+        is_wanted = self.params.num_prompt_logprobs is not None
+        return is_wanted and len(self.prompt_logprobs) < self.prompt_len - 1
+
+    @property
+    def base_len(self) -> int:
+        """Committed tokens that the target need not run again.
+
+        A token that is cached has no logits any more, so a prompt is run from the first token on
+        whose follower's log-probability has yet to come.
+        """
+        if self.needs_prompt_logprobs:
+            return min(self.target.cached_len, len(self.prompt_logprobs))
+        return self.target.cached_len
+
+    @property
     def is_done(self) -> bool:
         return self.is_cancelled or self.finish_reason is not None or self.error is not None
 
-    def commit(self, tokens: Tokens[int], *, num_accepted: int = 0, source: str = "") -> int:
+    def note_prompt_logprobs(self, logprobs: Tokens[TokenLogprobs]) -> None:
+        """Take over those of the prompt's tokens from position `base_len` + 1 on."""
+        self.prompt_logprobs[self.base_len :] = logprobs
+
+    def commit(
+        self,
+        tokens: Tokens[int],
+        *,
+        num_accepted: int = 0,
+        source: str = "",
+        logprobs: Tokens[TokenLogprobs] = (),
+    ) -> int:
         """Take over tokens of the target, up to where the text ends, and emit what they add.
 
-        The first `num_accepted` of them were drafts of `source`. Returns how many were committed.
+        The first `num_accepted` of them were drafts of `source`; there is one of `logprobs` for
+        each, or none at all. Returns how many were committed.
         """
         assert not self.is_done
-        records = []
+        prompt = self._prompt_records() if self.num_output_tokens == 0 else ()
+        records: list[TokenRecord] = []
+        if self.num_remaining == 0:  # only the prompt is wanted
+            self.finish_reason = FinishReason.LENGTH
         for index, token in enumerate(tokens):
+            if self.finish_reason is not None:
+                break
             is_accepted = index < num_accepted
             records.append(
                 self._append(
                     token,
                     origin=Origin.ACCEPTED if is_accepted else Origin.OWN,
                     source=source if is_accepted else "",
+                    logprobs=logprobs[index] if logprobs else None,
                 )
             )
-            if self.finish_reason is not None:
-                break
-        self._emit(Delta(records=tuple(records), finish_reason=self.finish_reason))
+        self._emit(Delta(records=tuple(records), finish_reason=self.finish_reason, prompt=prompt))
         if self.finish_reason is not None:
             self.done.set()
         return len(records)
 
-    def _append(self, token: int, *, origin: Origin, source: str) -> TokenRecord:
+    def _prompt_records(self) -> tuple[TokenRecord, ...]:
+        """The prompt's tokens, if they are to be shown."""
+        if not self.params.shows_prompt:
+            return ()
+        texts = self.params.prompt_texts or ("",) * self.prompt_len
+        known: list[TokenLogprobs | None] = [None, *self.prompt_logprobs]
+        known += [None] * (self.prompt_len - len(known))  # where none are wanted
+        offsets = accumulate((len(text) for text in texts), initial=0)
+        return tuple(
+            TokenRecord(
+                token_id=token,
+                text=text,
+                text_offset=offset,
+                origin=Origin.PROMPT,
+                logprob=None if logprobs is None else logprobs.logprob,
+                top_logprobs=None if logprobs is None else logprobs.top,
+            )
+            for token, text, offset, logprobs in zip(
+                self.params.prompt, texts, offsets, known, strict=False
+            )
+        )
+
+    def _append(
+        self, token: int, *, origin: Origin, source: str, logprobs: TokenLogprobs | None
+    ) -> TokenRecord:
         """Commit one token; sets the finish reason if the text ends with it."""
         self.tokens.append(token)
-        is_end = token in self.eos_token_ids
-        text = "" if is_end else self._text.push(token)
+        is_end = token in self.end_token_ids
+        text = "" if is_end and not self.params.include_stop else self._text.push(token)
         if is_end or self._text.has_stopped:
             self.finish_reason = FinishReason.STOP
         elif self.num_remaining == 0:
@@ -201,7 +279,13 @@ class Sequence:
         if self.finish_reason is not None:
             text += self._text.finish()
         record = TokenRecord(
-            token_id=token, text=text, text_offset=self._text_len, origin=origin, source=source
+            token_id=token,
+            text=text,
+            text_offset=self._text_len,
+            origin=origin,
+            source=source,
+            logprob=None if logprobs is None else logprobs.logprob,
+            top_logprobs=None if logprobs is None else logprobs.top,
         )
         self._text_len += len(text)
         return record

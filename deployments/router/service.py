@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.router.admission import Admission, AdmissionLimits
 from deployments.router.generation import Generation, Runtime
@@ -13,7 +13,7 @@ from deployments.router.prompts import PromptReader
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError
-from workers.types import WorkerInfo
+from workers.types import SamplingParams, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,17 @@ class ServedModel:
     """The model that this app serves."""
 
     name: str
+    aliases: tuple[str, ...] = ()
+    """Other names under which it is asked for."""
     tokenizer: Tokenizer
     info: WorkerInfo
     created: int
     """When the app started, in Unix time, seconds."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, the one that answers have first."""
+        return (self.name, *self.aliases)
 
 
 class GenerationService:
@@ -68,31 +75,87 @@ class GenerationService:
         started = asyncio.get_running_loop().time()
         self._check(request)
         with self._admission.reserve(request.num_completions) as reservation:
-            prompts = await self._prompts.read(request.prompts)
+            prompts = await self._prompts.read(
+                request.prompts,
+                add_special_tokens=request.add_special_tokens,
+                parse_special_tokens=request.parse_special_tokens,
+            )
             for prompt in prompts:
                 self._check_prompt(prompt, request.max_tokens)
             generation = Generation(
-                request, prompts, started=started, reservation=reservation, runtime=self._runtime
+                replace(request, sampling=await self._sampling(request)),
+                prompts,
+                prompt_texts=await self._prompt_texts(request, prompts),
+                started=started,
+                reservation=reservation,
+                runtime=self._runtime,
             )
             try:
                 yield generation
             finally:
                 generation.cancel()
 
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The token ids of a text, which need not fit the context; see PromptReader.tokenize."""
+        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; raises InvalidRequestError for an id that the model has not."""
+        self._check_token_ids("tokens", token_ids)
+        return await self._prompts.detokenize(token_ids)
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """The names that the vocabulary has for tokens."""
+        return self.model.tokenizer.convert_ids_to_tokens(list(token_ids))
+
+    async def _sampling(self, request: GenerationRequest) -> SamplingParams:
+        """A request's parameters, with what only the tokenizer and the model can add."""
+        sampling = request.sampling
+        if request.bad_words:
+            bad_words = await self._prompts.read_words(request.bad_words)
+            sampling = replace(sampling, bad_words=bad_words)
+        if sampling.min_tokens > 0 and not request.ignore_eos:
+            end_tokens = (*sampling.stop_token_ids, *self.model.info.eos_token_ids)
+            sampling = replace(sampling, stop_token_ids=end_tokens)
+        return sampling
+
+    async def _prompt_texts(
+        self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
+    ) -> Sequence[tuple[str, ...]]:
+        """What each token of each prompt adds to its text, if that is wanted."""
+        if not request.echo:
+            return ()
+        return await self._prompts.split(prompts, skip_special_tokens=request.skip_special_tokens)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ModelNameError unless the model of this name is served; no name means it."""
+        if name is None or name in self.model.names:
+            return
+        known = " or ".join(map(repr, self.model.names))
+        raise ModelNameError(f"model is {name!r}; the model served here is {known}", field="model")
+
+    def _check_drafter(self, request: GenerationRequest) -> None:
+        drafters = self._runtime.loop.drafters
+        if request.drafter is not None and request.drafter not in drafters:
+            known = ", ".join(map(repr, drafters)) or "none"
+            raise InvalidRequestError(
+                f"speculation.mode is {request.drafter!r}; the drafters of this app are: {known}; "
+                "use one of them, 'auto' or 'off'",
+                field="speculation.mode",
+            )
+
     def _check(self, request: GenerationRequest) -> None:
         """Raise for what can be seen before the prompts are tokenized."""
-        if request.model != self.model.name:
-            raise ModelNameError(
-                f"model is {request.model!r}; the model served here is {self.model.name!r}",
-                field="model",
-            )
+        self.check_model(request.model)
+        self._check_drafter(request)
         if request.num_completions > MAX_COMPLETIONS:
             raise InvalidRequestError(
-                f"{len(request.prompts)} prompts times n={request.n} makes "
+                f"{len(request.prompts)} prompts times {request.num_choices} makes "
                 f"{request.num_completions} completions; at most {MAX_COMPLETIONS} fit one request",
                 field="prompt",
             )
         self._check_token_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
+        self._check_token_ids("stop_token_ids", request.sampling.stop_token_ids)
 
     def _check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
         if not prompt:

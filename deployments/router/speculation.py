@@ -72,6 +72,8 @@ class Speculation:
         self._policies = policies
         self._clock = clock
         self._chain = DrafterChain(drafters)
+        self.drafters = tuple(drafter.source for drafter in drafters)
+        """Their names."""
         self._last_gamma = 0
         """The longest draft that was wanted in the last round."""
 
@@ -168,7 +170,9 @@ class Speculation:
     def _turn_of(self, sequence: LiveSequence) -> Turn:
         """A round commits one token more than it accepts, so the last one needs no draft."""
         room = self._policies.max_model_len - len(sequence.tokens)
-        most = min(self._policies.max_gamma, sequence.num_remaining - 1, room)
+        own = sequence.params.max_gamma
+        limit = self._policies.max_gamma if own is None else min(own, self._policies.max_gamma)
+        most = min(limit, sequence.num_remaining - 1, room)
         return self._chain.turn_of(sequence, most)
 
     def _take_turns(self, turns: Sequence[Turn], decision: Decision) -> tuple[Drafts, Requests]:

@@ -23,8 +23,11 @@ class IncrementalDecoder:
     (`tokenizers.DecodeStream` emits the prompt again when that ends inside a character.)
     """
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, decoder: Decoder, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> None:
         self._decoder = decoder
+        self._skip_special_tokens = skip_special_tokens
         self._tokens = list(prompt[-NUM_CONTEXT_TOKENS:])
         self._context_start = 0
         self._emitted_until = len(self._tokens)
@@ -51,7 +54,16 @@ class IncrementalDecoder:
         return text[num_known:]
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._decoder.decode(tokens, skip_special_tokens=True)
+        return self._decoder.decode(tokens, skip_special_tokens=self._skip_special_tokens)
+
+
+def split_text(
+    decoder: Decoder, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+) -> tuple[str, ...]:
+    """What each token adds to the text of all of them."""
+    texts = IncrementalDecoder(decoder, (), skip_special_tokens=skip_special_tokens)
+    parts = [texts.push(token) for token in token_ids]
+    return (*parts[:-1], parts[-1] + texts.finish()) if parts else ()
 
 
 def _num_common(first: str, second: str) -> int:
@@ -63,18 +75,21 @@ def _num_common(first: str, second: str) -> int:
 class StopStrings:
     """Cuts a stream of text at the first stop string and holds back what may become one."""
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
+    def __init__(self, stop: Sequence[str], *, include_stop: bool = False) -> None:
+        """If `include_stop`, the text is cut behind the stop string instead of before it."""
+        self._stop = sorted(stop, key=len)
+        self._include_stop = include_stop
         self._held = ""
         self.has_stopped = False
 
     def push(self, text: str) -> str:
         """The text that is certain to come before any stop string."""
         text = self._held + text
-        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        found = [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]
         if found:
             self._held, self.has_stopped = "", True
-            return text[: min(found)]
+            index, stop = min(found, key=lambda place: place[0])  # of equals the shortest
+            return text[: index + len(stop) if self._include_stop else index]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
@@ -95,9 +110,20 @@ class StopStrings:
 class CompletionText:
     """A completion's text as its tokens come: only what is certain, without stop strings."""
 
-    def __init__(self, decoder: Decoder, *, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._decoder = IncrementalDecoder(decoder, prompt)
-        self._stop = StopStrings(stop)
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        include_stop: bool = False,
+        num_unstopped: int = 0,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """No stop string is looked for in the text of the first `num_unstopped` tokens."""
+        self._decoder = IncrementalDecoder(decoder, prompt, skip_special_tokens=skip_special_tokens)
+        self._stop = StopStrings(stop, include_stop=include_stop)
+        self._num_unstopped = num_unstopped
 
     @property
     def has_stopped(self) -> bool:
@@ -106,11 +132,18 @@ class CompletionText:
 
     def push(self, token: int) -> str:
         """The text that has become certain with this token, that of earlier tokens included."""
-        return self._stop.push(self._decoder.push(token))
+        text = self._decoder.push(token)
+        if self._num_unstopped > 0:
+            self._num_unstopped -= 1
+            return text
+        return self._stop.push(text)
 
     def finish(self) -> str:
         """The text that was held back, now that no token follows; none after a stop string."""
         if self.has_stopped:
             return ""
-        text = self._stop.push(self._decoder.finish())
+        text = self._decoder.finish()
+        if self._num_unstopped > 0:
+            return text
+        text = self._stop.push(text)
         return text if self.has_stopped else text + self._stop.finish()

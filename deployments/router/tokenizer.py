@@ -1,5 +1,6 @@
 """The target's tokenizer: reads prompts and writes text."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -7,13 +8,17 @@ from transformers import AutoTokenizer
 
 from workers.errors import ModelNotFoundError
 
+WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
+
 
 class Tokenizer(Protocol):
     """The part of a transformers tokenizer that the router uses."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]: ...
 
     def get_vocab(self) -> Mapping[str, int]: ...
 
@@ -33,3 +38,34 @@ def load_tokenizer(name: str) -> Tokenizer:
     loaded.encode("")
     tokenizer: Tokenizer = loaded
     return tokenizer
+
+
+def without_special_names(tokenizer: Tokenizer) -> Tokenizer:
+    """A copy to which the name of a special token is a text like any other."""
+    twin: Any = copy.deepcopy(tokenizer)
+    twin.split_special_tokens = True
+    twin.encode("")  # this, too, changes a tokenizer at its first call only
+    changed: Tokenizer = twin
+    return changed
+
+
+class TokenNames:
+    """The text of each token by itself, as log-probabilities name it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # such vocabularies mark a word's beginning, which is lost where the word stands alone
+        self._beginnings = {
+            token for name, token in tokenizer.get_vocab().items() if name.startswith(WORD_START)
+        }
+        self._names: dict[int, str] = {}
+
+    def name(self, token_id: int) -> str:
+        """The token's text; part of a character shows as replacement characters."""
+        name = self._names.get(token_id)
+        if name is None:
+            name = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            if token_id in self._beginnings and not name.startswith(" "):
+                name = f" {name}"
+            self._names[token_id] = name
+        return name

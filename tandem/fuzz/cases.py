@@ -57,6 +57,18 @@ def draw_case(rng: random.Random, *, model: str, vocab_size: int) -> Body:
         "ignore_eos": lambda: rng.random() < 0.5,
         "cache_salt": lambda: rng.choice(["", "a", "\x00", "é" * 256]),
         "stream": lambda: rng.random() < 0.5,
+        "min_tokens": lambda: rng.choice([0, 1, MAX_NEW_TOKENS, 2**31 - 1]),
+        "stop_token_ids": lambda: rng.sample(range(vocab_size), rng.choice([1, 20, 64])),
+        "bad_words": lambda: rng.choice([["a"], ["the", " ", "zz"], list("abcdefgh")]),
+        "include_stop_str_in_output": lambda: rng.random() < 0.5,
+        "skip_special_tokens": lambda: rng.random() < 0.5,
+        "logprobs": lambda: rng.choice([0, 1, 20]),
+        "prompt_logprobs": lambda: rng.choice([0, 20]),
+        "echo": lambda: rng.random() < 0.5,
+        "return_token_ids": lambda: rng.random() < 0.5,
+        "add_special_tokens": lambda: rng.random() < 0.5,
+        "parse_special_tokens": lambda: rng.random() < 0.5,
+        "speculation": lambda: _draw_speculation(rng),
         "user": lambda: "u",
     }
     for name, draw in rare.items():
@@ -145,6 +157,10 @@ def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
     (tokens,) = rng.choices(kinds, weights=(4, 4, 1, 1, 1))
     limit = rng.choice((-100.0, 100.0, None))
     return {str(token): rng.uniform(-100, 100) if limit is None else limit for token in tokens}
+
+
+def _draw_speculation(rng: random.Random) -> Any:
+    return rng.choice([{"mode": "off"}, {"num_speculative_tokens": 1}, {"mode": "model"}, {}])
 
 
 def _draw_stop(rng: random.Random) -> Any:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from fastapi import FastAPI
@@ -14,11 +14,12 @@ from fastapi import FastAPI
 from deployments.api.completions import CompletionRequest
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
+from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.policy.gamma import FixedGamma
+from deployments.router.policy.controller import make_controller
 from deployments.router.request import GenerationRequest
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
@@ -66,19 +67,25 @@ async def local_serving(
     *,
     max_running: int = 16,
     max_waiting: int = 64,
-    gamma: int = 4,
+    gamma: int | Literal["dynamic"] = 4,
+    drafter: str = "model",
+    draft: Model | None = None,
     tokenizer: Tokenizer | None = None,
+    aliases: tuple[str, ...] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[LocalServing]:
-    """Serve a model that drafts for itself; `clock` is that of its health."""
+    """Serve a model, which drafts for itself unless there is another; `clock` is of its health."""
     targets = LocalWorkers(lambda: Target(model, CACHE, max_batched_tokens=32))
-    drafts = LocalWorkers(lambda: ModelDrafter(model, CACHE))
+    drafts = LocalWorkers(lambda: ModelDrafter(draft or model, CACHE))
     info = next(iter(targets.replicas.values())).worker.info
     loop = RoundLoop(
         targets=targets,
-        drafters=[PooledDrafter(drafts, timeout_s=1.0, max_model_len=info.max_model_len)],
+        drafters=make_drafters(
+            [name for name in drafter.split(",") if name != "none"],
+            PooledDrafter(drafts, timeout_s=1.0, max_model_len=info.max_model_len),
+        ),
         policies=Policies(
-            gamma=FixedGamma(gamma),
+            gamma=make_controller(gamma),
             overlap=FixedOverlap(is_on=False),
             max_gamma=8,
             max_model_len=info.max_model_len,
@@ -89,7 +96,13 @@ async def local_serving(
     )
     health = Health(recovery_timeout_s=RECOVERY_TIMEOUT_S, stall_timeout_s=30.0, clock=clock)
     service = GenerationService(
-        ServedModel(name="tiny", tokenizer=tokenizer or CharacterTokenizer(), info=info, created=1),
+        ServedModel(
+            name="tiny",
+            aliases=aliases,
+            tokenizer=tokenizer or CharacterTokenizer(),
+            info=info,
+            created=1,
+        ),
         loop,
         AdmissionLimits(max_running=max_running, max_waiting=max_waiting),
         health,

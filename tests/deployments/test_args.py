@@ -19,6 +19,15 @@ def test_defaults_serve_the_bundled_pair() -> None:
     assert args.model_name == "tandem-demo"
 
 
+@pytest.mark.parametrize("names", ["a, b,a,,c", ["a", "b", "c"], ("a", "b", "c")])
+def test_a_model_may_have_several_names(names: Any) -> None:
+    args = AppArgs.model_validate({"served_model_name": names})
+    assert (args.model_name, args.model_aliases) == ("a", ("b", "c"))
+    for nothing in ("", " , ", None):
+        assert AppArgs(served_model_name=nothing).model_name == "tandem-demo"
+    assert AppArgs().model_aliases == ()
+
+
 def test_strings_of_the_command_line_are_converted() -> None:
     args = AppArgs.model_validate(
         {

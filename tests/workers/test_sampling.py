@@ -181,6 +181,49 @@ class TestProcessors:
         row = make_row(temperature=0.0, logit_bias=((11, 100.0), (VOCAB_SIZE + 5, 100.0)))
         assert sample(make_logits(), [row]) == [11]
 
+    @pytest.mark.parametrize("output_len", [0, 1, 3, 4, 9])
+    def test_no_token_ends_the_text_too_soon(self, output_len: int) -> None:
+        params = SamplingParams(min_tokens=4, stop_token_ids=(2, 30, VOCAB_SIZE + 5))
+        row = SamplingRow(params=params, seed=0, position=7 + output_len, prompt_len=7)
+        processed = process_logits(make_logits(), [row])
+        expected = make_logits()
+        if output_len < 4:
+            expected[0, [2, 30]] = -float("inf")
+        assert torch.equal(processed, expected)
+
+    @pytest.mark.parametrize(
+        ("output", "banned"),
+        [
+            ([], {9}),
+            ([5], {9, 6}),
+            ([1, 5], {9, 6, 7}),
+            ([5, 1], {9}),
+            ([3, 4, 5], {9, 6, 8}),
+        ],
+    )
+    def test_a_bad_words_last_token_is_banned_behind_the_others(
+        self, output: list[int], banned: set[int]
+    ) -> None:
+        """The prompt's end is no part of it."""
+        bad_words = ((9,), (5, 6), (1, 5, 7), (3, 4, 5, 8), (VOCAB_SIZE + 1,))
+        prompt = [3, 4, 5, 1]
+        row = SamplingRow(
+            params=SamplingParams(bad_words=bad_words),
+            seed=0,
+            position=4 + len(output),
+            history=prompt + output,
+            prompt_len=4,
+        )
+        processed = process_logits(make_logits(), [row])
+        expected = make_logits()
+        expected[0, list(banned)] = -float("inf")
+        assert torch.equal(processed, expected)
+
+    def test_history_is_asked_for_where_it_counts(self) -> None:
+        assert not SamplingParams(bad_words=((4,), (5,))).needs_history
+        assert SamplingParams(bad_words=((4,), (5, 6))).needs_history
+        assert SamplingParams(presence_penalty=0.1).needs_history
+
     def test_rows_of_different_parameters_do_not_touch_each_other(self) -> None:
         params = [
             {"temperature": 0.0},
@@ -427,8 +470,13 @@ CHANGED: dict[str, object] = {
     "presence_penalty": 2.0,
     "frequency_penalty": 1.0,
     "logit_bias": ((3, 5.0),),
+    "min_tokens": 1000,
+    "stop_token_ids": tuple(range(0, VOCAB_SIZE, 2)),
+    "bad_words": tuple((token,) for token in range(0, VOCAB_SIZE, 2)),
 }
 """A value of every sampling parameter that shows: a new one has to be added."""
+ALONE_WITHOUT_EFFECT = {"min_tokens", "stop_token_ids"}
+"""Parameters that show together only."""
 FOR_SAMPLES_ONLY = {"temperature", "top_k", "top_p", "min_p"}
 """Parameters that leave the likeliest token as it is."""
 
@@ -443,9 +491,11 @@ def test_no_faster_way_passes_a_parameter_over(name: str, temperature: float) ->
     """Each changes tokens where all others have their defaults, in a batch with plain rows too."""
     if temperature == 0.0 and name in FOR_SAMPLES_ONLY:
         pytest.skip("the likeliest token stays so")
-    params = SamplingParams(**{"temperature": temperature, name: CHANGED[name]})
+    names = ALONE_WITHOUT_EFFECT if name in ALONE_WITHOUT_EFFECT else {name}
+    changed = {name: CHANGED[name] for name in names}
+    params = SamplingParams(**{"temperature": temperature, **changed})
     plain = SamplingParams(temperature=temperature)
-    history = tuple(range(VOCAB_SIZE // 2)) if params.has_penalties else ()
+    history = tuple(range(VOCAB_SIZE // 2)) if params.needs_history else ()
     logits = make_logits(200)
 
     def rows(params: SamplingParams, history: tuple[int, ...] = ()) -> list[SamplingRow]:

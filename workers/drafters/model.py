@@ -173,6 +173,6 @@ def _sampling_row(entry: _Drafting) -> SamplingRow:
         params=request.sampling,
         seed=request.seed,
         position=len(tokens),
-        history=tokens if request.sampling.has_penalties else (),
+        history=tokens if request.sampling.needs_history else (),
         prompt_len=request.prompt_len,
     )

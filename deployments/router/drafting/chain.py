@@ -80,6 +80,8 @@ class DrafterChain:
         first_behind: Turn | None = None
         behind: list[PrefetchingDrafter] = []
         for drafter in self._drafters:
+            if sequence.params.drafter not in (None, drafter.source):
+                continue
             turn = None
             with self._silencing(drafter.source, sequence):
                 if (sequence.seq_id, drafter.source) not in self._silenced:

@@ -33,10 +33,10 @@ class SlowTokenizer(CharacterTokenizer):
         self.num_begun = 0
         self.go_on = threading.Event()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.num_begun += 1
         assert self.go_on.wait(timeout=10)
-        return super().encode(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def refusal(**fields: Any) -> InvalidRequestError:
 
 
 def test_null_means_the_default() -> None:
-    required = {"model": "tiny", "prompt": "Hello"}
+    required = {"prompt": "Hello"}
     names = (set(CompletionRequest.model_fields) | set(unserved.COMPLETIONS)) - set(required)
     nulls = parse(CompletionRequest, {**required, **dict.fromkeys(names)})
     assert nulls == parse(CompletionRequest, required)
@@ -50,14 +50,12 @@ def test_a_field_that_is_not_served_may_be_off(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"echo": True}, "echo is True: it is not served yet; leave it out or send false"),
-        ({"echo": 0}, "echo is 0"),
-        ({"min_tokens": False}, "min_tokens is False"),
-        ({"logprobs": 0}, "logprobs is 0"),
+        ({"detokenize": False}, "detokenize is False: it is not served yet; leave it out or send"),
+        ({"detokenize": 1}, "detokenize is 1"),
+        ({"max_new_tokens": 5}, "max_new_tokens is 5"),
         ({"suffix": "x"}, "suffix is 'x': it is not served yet; leave it out or send \"\""),
         ({"response_format": {"type": "json_object"}}, "response_format is"),
         ({"tools": [{}]}, "tools is"),
-        ({"best_of": 3, "n": 2}, "best_of is 3 and n is 2"),
     ],
     ids=str,
 )
@@ -68,7 +66,57 @@ def test_a_field_that_is_not_served_is_refused_when_on(fields: dict[str, Any], w
 
 
 def test_best_of_may_be_all_of_them() -> None:
-    assert parse(CompletionRequest, body(best_of=3, n=3)).n == 3
+    assert parse(CompletionRequest, body(best_of=3, n=3, stream=True)).n == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["temprature", "Temperature ", "max-tokens", "MAX_TOKENS", "stops", "repeat_penalty", "top_p_",
+     "logprob", "stream_option", "prompt_logprob", "tool_choise"],
+)  # fmt: skip
+def test_a_misspelt_field_is_refused(name: str) -> None:
+    error = refusal(**{name: 1})
+    assert error.field == name
+    assert f"there is no field {name!r} in this request; did you mean" in str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["verbosity", "web_search_options", "cache_prompt", "x" * 6_000, "prompt_cache_key", ""]
+)
+def test_a_field_that_nobody_knows_is_left_out(name: str) -> None:
+    assert parse(CompletionRequest, body(**{name: 1})) == parse(CompletionRequest, body())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"best_of": 3, "n": 4}, "best_of is 3 and n is 4: it must be at least n"),
+        ({"best_of": 3, "stream": True}, "best_of is 3 and n is 1: a stream cannot wait"),
+        ({"max_tokens": 0}, "max_tokens is 0: it must be an integer from 1 on, unless echo or"),
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens is 0"),
+        ({"logprobs": 21}, "logprobs is 21: it must be an integer from 0 to 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs is -1: it must be an integer from 0 to 20"),
+        ({"logprobs": True}, "logprobs is True"),
+        ({"speculation": {"mode": "fast"}}, "speculation.mode is 'fast': it must be 'auto', 'off'"),
+        ({"speculation": {"gama": 1}, "n": 1}, None),
+        ({"speculation": "off"}, "speculation is 'off': it must be an object"),
+        ({"speculation": {"num_speculative_tokens": 65}}, "speculation.num_speculative_tokens"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+        ({"stop_token_ids": ["1"]}, "stop_token_ids.0 is '1': it must be an integer"),
+        ({"bad_words": [""]}, "bad_words.0 is '': it is empty"),
+        ({"bad_words": ["a"] * 129}, "it must have at most 128 items"),
+        ({"min_tokens": -1}, "min_tokens is -1"),
+    ],
+    ids=str,
+)
+def test_values_are_checked(fields: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        assert parse(CompletionRequest, body(**fields))
+        return
+    error = refusal(**fields)
+    assert words in str(error)
+    assert error.field is not None
+    assert error.field.startswith(next(iter(fields)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +124,7 @@ def test_best_of_may_be_all_of_them() -> None:
     [
         ({"include_obfuscation": True}, "stream_options.include_obfuscation"),
         ({"include_usage": 1}, "stream_options.include_usage"),
-        ({"other": None}, "stream_options.other"),
+        ({"include_usag": None}, "stream_options.include_usag"),
         (5, "stream_options"),
     ],
     ids=str,
@@ -107,8 +155,8 @@ def test_stream_options_are_of_streams_only() -> None:
         ({"min_p": float("nan")}, "min_p is nan: it must be a number from 0 to 1"),
         ({"top_p": 0}, "top_p is 0: it must be a number above 0 and at most 1"),
         ({"top_k": -2}, "top_k is -2: it must be an integer from -1 to 2147483647"),
-        ({"max_tokens": 0}, "max_tokens is 0: it must be an integer from 1 to 2147483647"),
-        ({"max_tokens": True}, "max_tokens is True: it must be an integer from 1 to 2147483647"),
+        ({"max_tokens": -1}, "max_tokens is -1: it must be an integer from 0 to 2147483647"),
+        ({"max_tokens": True}, "max_tokens is True: it must be an integer from 0 to 2147483647"),
         ({"n": 129}, "n is 129: it must be an integer from 1 to 128"),
         (
             {"repetition_penalty": 1e-40},
@@ -159,10 +207,11 @@ HALF = "a\ud83d b"
         ({"cache_salt": HALF}, "cache_salt"),
         ({"user": HALF}, "user"),
         ({"model": HALF}, "model"),
-        ({HALF: 1}, "a\\ud83d b"),
-        ({"stream": True, "stream_options": {HALF: 1}}, "stream_options.a\\ud83d b"),
+        ({"promp\ud83d": 1}, "promp\\ud83d"),
+        ({"bad_words": ["a", HALF]}, "bad_words.1"),
         ({"logit_bias": {HALF: 1}}, "logit_bias"),
         ({"echo": HALF}, "echo"),
+        ({"suffix": HALF}, "suffix"),
     ],
     ids=ascii,
 )
@@ -219,10 +268,11 @@ def test_a_stop_string_has_a_limit() -> None:
     assert "at most 1024 characters" in str(refusal(stop="a" * 1025))
 
 
-async def test_a_thousand_wrong_fields_are_one_message(client: httpx.AsyncClient) -> None:
+async def test_a_thousand_unknown_fields_are_one_message(client: httpx.AsyncClient) -> None:
     request = body(**{f"field{n}": n for n in range(1000)})
     response = await client.post("/v1/completions", json=request)
-    assert response.json()["error"]["message"] == "there is no field 'field0' in this request"
+    assert response.status_code == 400
+    assert "has 1000 fields that are unknown here" in response.json()["error"]["message"]
 
 
 async def test_not_a_number_is_refused_as_json_writes_it(client: httpx.AsyncClient) -> None:
@@ -241,6 +291,8 @@ async def test_what_clients_send_is_served(client: httpx.AsyncClient) -> None:
         metadata={"run": "1"},
         store=False,
         service_tier="auto",
+        prediction={"type": "content", "content": "def f():"},
+        request_id="r-1",
         suffix="",
         response_format={"type": "text"},
         tools=None,
@@ -260,7 +312,9 @@ async def test_what_clients_send_is_served(client: httpx.AsyncClient) -> None:
     )
 
 
-@pytest.mark.parametrize("fields", [{"model": "m" * 6_000}, {"f" * 6_000: 1}])
+@pytest.mark.parametrize(
+    "fields", [{"model": "m" * 6_000}, {"suffix": "f" * 6_000}, {"logit_bias": {"k" * 6_000: 1}}]
+)
 async def test_a_refusal_repeats_little_of_what_was_sent(
     fields: dict[str, Any], client: httpx.AsyncClient
 ) -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from deployments.router.text import IncrementalDecoder, StopStrings
+from deployments.router.text import CompletionText, IncrementalDecoder, StopStrings, split_text
 from tests.fakes import byte_tokenizer
 
 TEXTS = [
@@ -85,6 +85,16 @@ class TestStopStrings:
                 return emitted, True
         return [*emitted, cutter.finish()], False
 
+    def test_the_stop_string_may_be_kept(self) -> None:
+        cutter = StopStrings(["STOP"], include_stop=True)
+        assert [cutter.push(piece) for piece in ("one S", "T", "OP two")] == ["one ", "", "STOP"]
+        assert cutter.has_stopped
+
+    @pytest.mark.parametrize("stops", [["abc", "ab"], ["ab", "abc"]])
+    def test_of_those_that_begin_alike_the_shortest_is_kept(self, stops: list[str]) -> None:
+        cutter = StopStrings(stops, include_stop=True)
+        assert cutter.push("xabcd") == "xab"
+
     def test_without_stop_strings_nothing_is_held(self) -> None:
         assert self.run([], ["ab", "c"]) == (["ab", "c", ""], False)
 
@@ -114,3 +124,30 @@ class TestStopStrings:
         found = [text.find(s) for s in stop if s in text]
         assert has_stopped == bool(found)
         assert "".join(emitted) == (text[: min(found)] if found else text)
+
+
+class TestSplitText:
+    @pytest.mark.parametrize("text", ["", "plain", "naïve 日本 👍🏽", "<|end|>a<|end|>"])
+    def test_parts_make_the_text(self, text: str, tokenizer: Tokenizer) -> None:
+        tokens = tokenizer.encode(text).ids
+        parts = split_text(tokenizer, tokens, skip_special_tokens=False)
+        assert len(parts) == len(tokens)
+        assert "".join(parts) == text
+        hidden = split_text(tokenizer, tokens)
+        assert "".join(hidden) == text.replace("<|end|>", "")
+
+    def test_a_character_is_the_text_of_its_last_token(self, tokenizer: Tokenizer) -> None:
+        tokens = tokenizer.encode("a👍").ids
+        assert split_text(tokenizer, tokens) == ("a", *[""] * (len(tokens) - 2), "👍")
+        assert split_text(tokenizer, tokens[:-1])[-1] == "\N{REPLACEMENT CHARACTER}"
+
+
+class TestUnstopped:
+    def test_stop_strings_are_looked_for_from_a_token_on(self, tokenizer: Tokenizer) -> None:
+        tokens = tokenizer.encode("ababab").ids
+        assert len(tokens) == 6
+        text = CompletionText(tokenizer, prompt=[], stop=["ab"], num_unstopped=3)
+        parts = [text.push(token) for token in tokens[:4]]
+        assert (parts, text.has_stopped) == (["a", "b", "a", "b"], False)
+        assert [text.push(token) for token in tokens[4:]] == ["", ""]
+        assert text.has_stopped

@@ -3,7 +3,14 @@
 import json
 
 from deployments.transport.messages import LENGTH_BYTES, VERIFY, Answer, Call
-from workers.types import DraftTokens, Reply, VerifyRequest, VerifyResult
+from workers.types import (
+    DraftTokens,
+    Reply,
+    SamplingParams,
+    TokenLogprobs,
+    VerifyRequest,
+    VerifyResult,
+)
 
 
 def test_drafts_ride_both_ways() -> None:
@@ -16,6 +23,43 @@ def test_drafts_ride_both_ways() -> None:
     result = VerifyResult(seq_id="s", tokens=(6, 1), num_accepted=1, next_drafts=drafts)
     answer = Answer(call_id=1, reply=make_reply(result, steps_version=2))
     assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[LENGTH_BYTES:]) == answer
+
+
+def test_log_probabilities_arrive_to_the_last_digit() -> None:
+    """Those of float32 as Python has them, and that of a token without a chance."""
+    logprobs = (
+        TokenLogprobs(logprob=-0.3010299801826477, top=((7, -1.1754943508222875e-38), (3, -0.1))),
+        TokenLogprobs(logprob=-float("inf")),
+    )
+    request = VerifyRequest(
+        seq_id="s",
+        base_len=0,
+        new_tokens=(5, 6),
+        prompt_len=2,
+        num_logprobs=0,
+        num_prompt_logprobs=3,
+    )
+    call = Call(kind="run", call_id=1, batch=(request,))
+    assert VERIFY.decode_call(VERIFY.encode_call(call)[LENGTH_BYTES:]) == call
+    result = VerifyResult(seq_id="s", tokens=(6, 1), logprobs=logprobs, prompt_logprobs=logprobs)
+    answer = Answer(call_id=1, reply=make_reply(result))
+    assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[LENGTH_BYTES:]) == answer
+
+
+def test_every_parameter_of_the_sampler_arrives() -> None:
+    sampling = SamplingParams(
+        min_tokens=3,
+        stop_token_ids=(4, 5),
+        bad_words=((1,), (2, 3)),
+        logit_bias=((1, 0.5),),
+        top_k=3,
+        top_p=0.25,
+    )
+    request = VerifyRequest(
+        seq_id="s", base_len=0, new_tokens=(5,), prompt_len=1, sampling=sampling
+    )
+    call = Call(kind="run", call_id=1, batch=(request,))
+    assert VERIFY.decode_call(VERIFY.encode_call(call)[LENGTH_BYTES:]) == call
 
 
 def test_what_has_its_default_is_not_sent() -> None:

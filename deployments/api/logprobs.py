@@ -1,0 +1,96 @@
+"""Log-probabilities in OpenAI's completions and in vLLM's words."""
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from pydantic import BaseModel
+
+from deployments.router.sequence import TokenRecord
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for the logarithm of 0, which JSON does not have, as in vLLM."""
+
+Name = Callable[[int], str]
+"""The text that stands for a token."""
+
+
+class CompletionLogprobs(BaseModel):
+    """The log-probabilities of a completion's tokens, in four lists of one length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Where each token's text begins in the choice's."""
+
+    def __add__(self, other: Self) -> Self:
+        """Those of the other's tokens behind one's own."""
+        return type(self)(
+            tokens=self.tokens + other.tokens,
+            token_logprobs=self.token_logprobs + other.token_logprobs,
+            top_logprobs=self.top_logprobs + other.top_logprobs,
+            text_offset=self.text_offset + other.text_offset,
+        )
+
+
+class PromptLogprob(BaseModel):
+    """One of the tokens that might stand in a place of the prompt."""
+
+    logprob: float
+    rank: int | None
+    """1 for the likeliest; null for a token of the prompt that is none of those asked for."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+
+
+def completion_logprobs(
+    records: Sequence[TokenRecord], name: Name, *, num_top: int, first_offset: int
+) -> CompletionLogprobs:
+    """In the order of the records, whose text begins at `first_offset`, each with `num_top`.
+
+    A prompt's first token, which nothing stands before, has null.
+    """
+    return CompletionLogprobs(
+        tokens=[name(record.token_id) for record in records],
+        token_logprobs=[_finite(record.logprob) for record in records],
+        top_logprobs=[_by_name(record, name, num_top) for record in records],
+        text_offset=[first_offset + record.text_offset for record in records],
+    )
+
+
+def prompt_logprobs(prompt: Sequence[TokenRecord], name: Name, *, num_top: int) -> PromptLogprobs:
+    """For each token of a prompt: itself and the likeliest in its place, by token id."""
+    return [_by_id(record, name, num_top) for record in prompt]
+
+
+def _by_name(record: TokenRecord, name: Name, num_top: int) -> dict[str, float] | None:
+    """The likeliest tokens, and the token itself. Of tokens that look alike the first counts, or
+    the token itself."""
+    if record.logprob is None:
+        return None
+    named: dict[str, float] = {}
+    for token_id, logprob in (record.top_logprobs or ())[:num_top]:
+        named.setdefault(name(token_id), max(logprob, LOWEST_LOGPROB))
+    return {**named, name(record.token_id): max(record.logprob, LOWEST_LOGPROB)}
+
+
+def _by_id(record: TokenRecord, name: Name, num_top: int) -> dict[int, PromptLogprob] | None:
+    if record.logprob is None:
+        return None
+    top = record.top_logprobs or ()
+    ranked = [
+        (token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(top[:num_top], start=1)
+    ]
+    own = (record.token_id, record.logprob, None)
+    return {
+        token_id: PromptLogprob(
+            logprob=max(logprob, LOWEST_LOGPROB), rank=rank, decoded_token=name(token_id)
+        )
+        for token_id, logprob, rank in [own, *ranked]
+    }
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LOWEST_LOGPROB)

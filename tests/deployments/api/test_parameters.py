@@ -1,0 +1,206 @@
+"""What the fields of a request do, as a client sees it."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster import bundled
+from deployments.router.prompts import PromptReader
+from deployments.router.tokenizer import load_tokenizer
+from tests.deployments.loops import Models
+from tests.deployments.serving import LocalServing, client_of, complete, local_serving, stream
+from tests.fakes import CharacterTokenizer
+
+
+@pytest.fixture
+async def serving(models: Models) -> AsyncIterator[LocalServing]:
+    async with local_serving(
+        models.target, draft=models.draft, drafter="prompt_lookup,model", aliases=("small", "t/1")
+    ) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(serving) as client:
+        yield client
+
+
+async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
+    (choice,) = (await complete(client, **fields))["choices"]
+    events = await stream(client, **fields)
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    return choice["text"]  # type: ignore[no-any-return]
+
+
+class TestEnds:
+    async def test_a_stop_token_ends_the_text_before_it(self, client: httpx.AsyncClient) -> None:
+        plain = await text_of(client)
+        token = CharacterTokenizer().encode(plain[6])[0]
+        end = plain.index(plain[6])
+        answer = await complete(client, stop_token_ids=[token])
+        (choice,) = answer["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (plain[:end], "stop")
+        assert answer["usage"]["completion_tokens"] == end + 1
+        included = await text_of(client, stop_token_ids=[token], include_stop_str_in_output=True)
+        assert included == plain[: end + 1]
+
+    async def test_the_stop_string_may_be_kept(self, client: httpx.AsyncClient) -> None:
+        plain = await text_of(client)
+        stop = plain[4:7]
+        end = plain.index(stop)
+        assert await text_of(client, stop=stop) == plain[:end]
+        included = await text_of(client, stop=stop, include_stop_str_in_output=True)
+        assert included == plain[: end + 3]
+
+    async def test_of_stops_in_one_place_the_shortest_ends_the_text(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        plain = await text_of(client)
+        stops = [plain[4:8], plain[4:6], plain[4:7]]
+        text = await text_of(client, stop=stops, include_stop_str_in_output=True)
+        assert text == plain[: plain.index(plain[4:6]) + 2]
+
+    async def test_nothing_ends_the_text_before_min_tokens(self, client: httpx.AsyncClient) -> None:
+        plain = await text_of(client)
+        assert await text_of(client, stop=plain[2], min_tokens=12) == plain
+        later = await text_of(client, stop=list({*plain}), min_tokens=5)
+        assert later == plain[:5]
+        tokens = CharacterTokenizer().encode(plain)
+        answer = await complete(client, stop_token_ids=tokens, min_tokens=5, return_token_ids=True)
+        (choice,) = answer["choices"]
+        assert not {*choice["token_ids"][:5]} & {*tokens}
+
+    async def test_eos_is_put_off_too(self, client: httpx.AsyncClient) -> None:
+        fields: dict[str, Any] = {"logit_bias": {"2": 100}, "ignore_eos": False}
+        first = await complete(client, **fields)
+        assert first["usage"]["completion_tokens"] == 1
+        later = await complete(client, min_tokens=7, **fields)
+        assert later["usage"]["completion_tokens"] == 8
+        assert later["choices"][0]["finish_reason"] == "stop"
+        ignored = await complete(client, **{**fields, "min_tokens": 7, "ignore_eos": True})
+        assert ignored["choices"][0]["text"] == CharacterTokenizer().decode(
+            [2] * 12, skip_special_tokens=True
+        )
+
+
+class TestBadWords:
+    async def test_they_do_not_stand_in_the_text(self, client: httpx.AsyncClient) -> None:
+        plain = await text_of(client, temperature=0)
+        for word in (plain[3], plain[3:5], plain[2:5]):
+            text = await text_of(client, temperature=0, bad_words=[word])
+            assert word not in text
+            assert text[: plain.index(word)] == plain[: plain.index(word)]
+
+    async def test_a_request_that_rules_all_out_fails_alone(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        characters = CharacterTokenizer().decode(list(range(97)), skip_special_tokens=True)
+        request = {"prompt": "a", "bad_words": list(characters), "max_tokens": 3}
+        response = await client.post("/v1/completions", json=request)
+        assert "the request rules all tokens out" in response.json()["error"]["message"]
+        await complete(client)
+
+
+class TestSpeculation:
+    async def test_the_usage_says_what_became_of_drafts(self, client: httpx.AsyncClient) -> None:
+        usage = (await complete(client, max_tokens=40))["usage"]
+        told = usage["speculation"]
+        assert told["drafted_tokens"] >= told["tested_tokens"] >= told["accepted_tokens"] > 0
+        assert sum(told["accepted_by_position"]) == told["accepted_tokens"]
+        assert told["accepted_by_position"] == sorted(told["accepted_by_position"], reverse=True)
+        assert told["tested_tokens"] <= told["accepted_tokens"] + told["rounds"]
+        assert 1 <= told["tokens_per_verify"] <= 1 + len(told["accepted_by_position"])
+        details = usage["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] == told["accepted_tokens"]
+        rejected = told["drafted_tokens"] - told["accepted_tokens"]
+        assert details["rejected_prediction_tokens"] == rejected
+
+    @pytest.mark.parametrize(
+        "speculation", [{"mode": "off"}, {"num_speculative_tokens": 0}], ids=str
+    )
+    async def test_it_can_be_off(self, speculation: Any, client: httpx.AsyncClient) -> None:
+        plain = await complete(client)
+        off = await complete(client, speculation=speculation)
+        assert off["choices"] == plain["choices"]
+        assert off["usage"]["speculation"] == {
+            "rounds": 0,
+            "drafted_tokens": 0,
+            "tested_tokens": 0,
+            "accepted_tokens": 0,
+            "accepted_by_position": [],
+            "tokens_per_verify": None,
+        }
+
+    @pytest.mark.parametrize("mode", ["model", "prompt_lookup"])
+    async def test_one_drafter_alone_may_draft(
+        self, mode: str, client: httpx.AsyncClient, serving: LocalServing
+    ) -> None:
+        num_calls = len(serving.drafts.calls)
+        fields: dict[str, Any] = {"max_tokens": 40, "temperature": 0}
+        answer = await complete(client, speculation={"mode": mode}, **fields)
+        assert (len(serving.drafts.calls) > num_calls) == (mode == "model")
+        assert answer["choices"] == (await complete(client, **fields))["choices"]
+
+    async def test_drafts_can_be_bounded(self, client: httpx.AsyncClient) -> None:
+        bounded = await complete(client, max_tokens=40, speculation={"num_speculative_tokens": 1})
+        told = bounded["usage"]["speculation"]
+        assert told["drafted_tokens"] == told["rounds"] > 0
+        assert len(told["accepted_by_position"]) <= 1
+        more = await complete(client, max_tokens=40, speculation={"num_speculative_tokens": 64})
+        assert more["choices"] == bounded["choices"]
+
+
+class TestModelNames:
+    @pytest.mark.parametrize("model", ["tiny", "small", "t/1", None])
+    async def test_the_one_model_has_several(
+        self, model: str | None, client: httpx.AsyncClient
+    ) -> None:
+        assert (await complete(client, model=model))["model"] == "tiny"
+
+    async def test_all_are_listed(self, client: httpx.AsyncClient) -> None:
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["tiny", "small", "t/1"]
+        assert (await client.get("/v1/models/t/1")).json() == listed[2]
+        assert (await client.get("/v1/models/other")).status_code == 404
+
+    async def test_another_is_refused(self, client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/completions", json={"model": "gpt", "prompt": "a"})
+        assert response.status_code == 404
+        assert "'tiny' or 'small' or 't/1'" in response.json()["error"]["message"]
+
+
+class TestSpecialTokens:
+    """With the bundled tokenizer, which names one."""
+
+    @pytest.fixture
+    def reader(self) -> PromptReader:
+        tokenizer = load_tokenizer(bundled.resolve(bundled.TARGET_NAME))
+        return PromptReader(tokenizer, max_model_len=100)
+
+    async def test_their_names_may_be_a_text_like_any_other(self, reader: PromptReader) -> None:
+        text = "a<|endoftext|>b"
+        (parsed,) = await reader.read([text])
+        (literal,) = await reader.read([text], parse_special_tokens=False)
+        assert len(parsed) == 3
+        assert len(literal) > 3
+        assert parsed[1] not in literal
+        (again,) = await reader.read([text])
+        assert again == parsed
+        (split,) = await reader.split([literal], skip_special_tokens=True)
+        assert "".join(split) == text
+
+    async def test_their_text_may_be_shown(self, reader: PromptReader) -> None:
+        (tokens,) = await reader.read(["a<|endoftext|>b"])
+        (hidden,) = await reader.split([tokens], skip_special_tokens=True)
+        (shown,) = await reader.split([tokens], skip_special_tokens=False)
+        assert "".join(hidden) == "ab"
+        assert shown == ("a", "<|endoftext|>", "b")
+
+    async def test_a_bad_word_is_read_with_and_without_a_space(self, reader: PromptReader) -> None:
+        words = await reader.read_words(["class", " class", "x"])
+        assert len(words) == 4
+        assert all(words)

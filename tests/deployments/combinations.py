@@ -1,0 +1,78 @@
+"""What is tried together: every field of a request, with every kind of drafter and draft length.
+
+`test_combinations` runs all of it, and a table of docs/exactness.md is written from it.
+"""
+
+from typing import Any, Literal
+
+Gamma = int | Literal["dynamic"]
+
+DRAFTERS = ("model", "prompt_lookup", "prompt_lookup,model")
+GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
+
+GREEDY = {"temperature": 0}
+SAMPLED = {"temperature": 0.8}
+FREQUENT = "eatoinshrdlu"
+"""Characters that are tokens of the tests' tokenizer."""
+STOP_TOKENS = list(range(3, 97, 8))
+ALL_AT_ONCE = {
+    "top_p": 0.9,
+    "top_k": 30,
+    "min_p": 0.01,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.1,
+    "logit_bias": {"40": 1.5},
+    "bad_words": ["t", "ab"],
+    "min_tokens": 8,
+    "stop_token_ids": STOP_TOKENS,
+    "stop": list(FREQUENT),
+    "include_stop_str_in_output": True,
+    "logprobs": 5,
+    "prompt_logprobs": 2,
+    "echo": True,
+    "n": 2,
+}
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "no field but temperature": {},
+    "top_p": {"top_p": 0.7},
+    "top_k": {"top_k": 8},
+    "min_p": {"min_p": 0.1},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "presence_penalty": {"presence_penalty": 1.5},
+    "frequency_penalty": {"frequency_penalty": 1.5},
+    "logit_bias": {"logit_bias": {"40": 4.0, "41": -100}},
+    "seed": {"seed": -5},
+    "stop": {"stop": list(FREQUENT)},
+    "include_stop_str_in_output": {
+        "stop": list(FREQUENT),
+        "stop_token_ids": STOP_TOKENS,
+        "include_stop_str_in_output": True,
+    },
+    "stop_token_ids": {"stop_token_ids": STOP_TOKENS},
+    "min_tokens": {"min_tokens": 12, "stop_token_ids": STOP_TOKENS, "stop": list(FREQUENT)},
+    "bad_words": {"bad_words": [*FREQUENT, "ab", "xyz", '"!']},
+    "ignore_eos": {"ignore_eos": True},
+    "max_tokens": {"max_tokens": 1},
+    "max_tokens of 0, with echo": {"max_tokens": 0, "echo": True, "logprobs": 1},
+    "n": {"n": 3},
+    "best_of": {"n": 2, "best_of": 4},
+    "echo": {"echo": True},
+    "logprobs": {"logprobs": 5},
+    "prompt_logprobs": {"prompt_logprobs": 5},
+    "echo with logprobs": {"echo": True, "logprobs": 1, "max_tokens": 1},
+    "return_token_ids": {"return_token_ids": True},
+    "skip_special_tokens": {"skip_special_tokens": False},
+    "cache_salt": {"cache_salt": "s"},
+    "speculation.mode": {"speculation": {"mode": "off"}},
+    "speculation.num_speculative_tokens": {"speculation": {"num_speculative_tokens": 2}},
+    "all at once": ALL_AT_ONCE,
+}
+
+
+def combinations() -> list[tuple[str, ...]]:
+    """A row for each feature: its name, then the draft lengths tried with each drafter."""
+    gammas = ", ".join(map(str, GAMMAS))
+    return [(f"`{name}`" if name.isidentifier() else name, *[gammas] * len(DRAFTERS))
+            for name in FEATURES]  # fmt: skip
