@@ -170,8 +170,8 @@ class AppArgs(BaseModel):
     seconds how far a long prompt is, so that is no silence. A step that takes longer ends its
     replica."""
     recovery_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a completion waits for some target to answer: it fails with the first call that fails
-    after that. Such a call may itself take `verify_timeout_s`."""
+    """How long a completion waits for some target to answer: it fails with the first call that
+    fails after that. Such a call may itself take `verify_timeout_s`."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a router that is to stop waits for its completions; those that take longer are cut.
     Targets and drafters need not wait: what runs there moves."""

@@ -81,13 +81,8 @@ def paged_attention(
         NUM_KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP,
         BLOCK_N, BLOCK_KEY, BLOCK_VALUE,
     )  # fmt: skip
-    columns = tl.arange(0, BLOCK_VALUE)
     rows_of_output = output + (tokens * NUM_KV_HEADS * G + heads) * VALUE_DIM
-    tl.store(
-        rows_of_output[:, None] + columns[None, :],
-        means.to(output.dtype.element_ty),
-        mask=is_row[:, None] & (columns[None, :] < VALUE_DIM),
-    )
+    _store(rows_of_output, means, is_row, VALUE_DIM, BLOCK_VALUE)
 
 
 @triton.jit
@@ -153,6 +148,14 @@ def _load(rows, is_row, DIM: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     mask = is_row[:, None] & (columns[None, :] < DIM)
     return tl.load(rows[:, None] + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(rows, numbers, is_row, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the first DIM numbers behind each pointer, in its precision.  # [rows, BLOCK]"""
+    columns = tl.arange(0, BLOCK)
+    mask = is_row[:, None] & (columns[None, :] < DIM)
+    tl.store(rows[:, None] + columns[None, :], numbers.to(rows.dtype.element_ty), mask=mask)
 
 
 @triton.jit
