@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from cluster.options import AppArgs  # noqa: E402
+from deployments.api.chat import ChatCompletionRequest  # noqa: E402
 from deployments.api.completions import CompletionRequest  # noqa: E402
 from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E402
 from deployments.api.field_table import rows as field_rows  # noqa: E402
@@ -45,6 +46,19 @@ def request_fields() -> str:
         (
             (f"`{row.name}`", row.takes, row.default, row.meaning)
             for row in field_rows(CompletionRequest)
+        ),
+    )
+
+
+def chat_fields() -> str:
+    """The fields of a chat that completions have not, or not so."""
+    known = field_rows(CompletionRequest)
+    return table(
+        ("field", "values", "default", "meaning"),
+        (
+            (f"`{row.name}`", row.takes, row.default, row.meaning)
+            for row in field_rows(ChatCompletionRequest)
+            if row not in known
         ),
     )
 
@@ -135,8 +149,8 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "options": options, "request_fields": request_fields, "metrics": metrics,
-    "errors": errors, "models": models, "tree": tree, "what_works": what_works,
+    "options": options, "request_fields": request_fields, "chat_fields": chat_fields,
+    "metrics": metrics, "errors": errors, "models": models, "tree": tree, "what_works": what_works,
 }  # fmt: skip
 
 

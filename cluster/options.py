@@ -175,6 +175,17 @@ class AppArgs(BaseModel):
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a router that is to stop waits for its completions; those that take longer are cut.
     Targets and drafters need not wait: what runs there moves."""
+    chat_template: str | None = None
+    """A file with a chat template in Jinja, on the machine of each router, in place of the
+    tokenizer's own."""
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral", "none"] = "auto"
+    """How the model writes calls of tools in a chat, which are found in its text: `auto` takes the
+    format that its chat template describes, if it is one of these; with `none`, calls stay in the
+    text."""
+    reasoning_parser: Literal["auto", "think", "none"] = "auto"
+    """Whether what the model thinks before it answers is split from a chat's answer: `auto` does if
+    its chat template has tags of thoughts, `think` looks for `<think>` and `</think>` in any case,
+    and with `none` thoughts stay in the text."""
     served_model_name: str | None = None
     """The model name that clients use, or several with commas, of which answers have the first; by
     default the target's. A request may leave the name out."""

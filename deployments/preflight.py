@@ -15,6 +15,7 @@ from cluster.found_model import FoundModel, Machine
 from cluster.model_check import check_models
 from deployments.args import AppArgs, parse_options
 from deployments.exposure import check_exposure
+from deployments.router.chat.template_file import read_template
 from workers.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -43,6 +44,8 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
         machine = _this_machine()
     elif _is_on_the_only_node():
         machine = _this_machine()
+    if machine is not None and args.chat_template is not None:
+        read_template(args.chat_template)  # what it says is seen by the router
     return Preflight(args=args, models=check_models(args, machine))
 
 

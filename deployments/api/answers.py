@@ -4,7 +4,7 @@ What the objects look like is an endpoint's own affair: a Writer of it makes the
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,8 +33,8 @@ class Writer(Protocol):
         """The answer to a request without a stream."""
         ...
 
-    def event(self, index: int, delta: Delta, usage: Usage | None) -> BaseModel:
-        """One event of a stream: what is new of the choice `index`."""
+    def events(self, index: int, delta: Delta, usage: Usage | None) -> Iterable[BaseModel]:
+        """Events of a stream: what is new of the choice `index`, if there is anything to say."""
         ...
 
     def usage_event(self, usage: Usage) -> BaseModel:
@@ -42,8 +42,8 @@ class Writer(Protocol):
         ...
 
 
-MakeWriter = Callable[[str, str], Writer]
-"""From the generation's id and the model's name."""
+MakeWriter = Callable[[Generation, str], Writer]
+"""From the generation and the model's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ async def respond(
     if stream_options is not None:
         return EventStream(service, request, make_writer, stream_options)
     async with service.open(request) as generation:
-        writer = make_writer(generation.id, service.model.name)
+        writer = make_writer(generation, service.model.name)
         completions = await generation.complete()
         body = writer.whole(completions, Usage.of(generation.usage))
         return Response(body.model_dump_json(), media_type="application/json")
@@ -104,7 +104,7 @@ class EventStream(Response):
             await stream(scope, receive, send)
 
     async def _events(self, generation: Generation) -> AsyncIterator[str]:
-        writer = self._make_writer(generation.id, self._service.model.name)
+        writer = self._make_writer(generation, self._service.model.name)
         shows_tokens = self._request.shows_tokens
         with_usage = self._options.include_usage
         is_usage_continuous = with_usage and self._options.continuous_usage_stats
@@ -113,7 +113,8 @@ class EventStream(Response):
                 async for index, delta in deltas:
                     if delta.text or delta.finish_reason or delta.prompt or shows_tokens:
                         usage = Usage.of(generation.usage) if is_usage_continuous else None
-                        yield _event(writer.event(index, delta, usage))
+                        for event in writer.events(index, delta, usage):
+                            yield _event(event)
             if with_usage:
                 yield _event(writer.usage_event(Usage.of(generation.usage)))
         except TandemError as error:

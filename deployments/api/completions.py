@@ -22,6 +22,7 @@ from deployments.api.logprobs import (
 from deployments.api.marks import Grpc, Takes
 from deployments.api.openai import OpenAIRequest, Usage
 from deployments.api.validation import brief, check_text, field_error
+from deployments.router.generation import Generation
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, Prompt
 from deployments.router.sequence import Delta
 from deployments.router.service import GenerationService
@@ -176,9 +177,9 @@ class CompletionWriter:
     """Writes a generation's results as OpenAI's completions."""
 
     def __init__(
-        self, generation_id: str, model: str, *, request: CompletionRequest, names: TokenNames
+        self, generation: Generation, model: str, *, request: CompletionRequest, names: TokenNames
     ) -> None:
-        self._id = f"cmpl-{generation_id}"
+        self._id = f"cmpl-{generation.id}"
         self._created = int(time.time())
         self._model = model
         self._request = request
@@ -191,8 +192,8 @@ class CompletionWriter:
             list(map(self._choice, range(len(completions)), completions)), usage
         )
 
-    def event(self, index: int, delta: Delta, usage: Usage | None) -> Completion:
-        return self._completion([self._choice(index, delta)], usage)
+    def events(self, index: int, delta: Delta, usage: Usage | None) -> list[Completion]:
+        return [self._completion([self._choice(index, delta)], usage)]
 
     def usage_event(self, usage: Usage) -> Completion:
         return self._completion([], usage)

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from deployments.api.marks import Grpc, Takes
 from deployments.api.sampling_fields import MAX_INTEGER, SamplingFields
 from deployments.api.validation import RequestModel, field_error
+from deployments.router.chat.message import Conversation
 from deployments.router.request import GenerationRequest, Prompt
 
 MAX_STOP_STRINGS = 16
@@ -170,7 +171,7 @@ class GenerationFields(SamplingFields):
         self,
         *,
         model: str | None,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | Conversation],
         n: int = 1,
         timeout_s: float | None = None,
     ) -> GenerationRequest:

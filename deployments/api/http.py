@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.api import completions, tokens
+from deployments.api import chat, completions, tokens
 from deployments.api.body_limit import BodyLimit
 from deployments.api.errors import ErrorBody, ErrorDetail, error_response, told
 from deployments.api.openai import ModelCard, ModelList
@@ -22,7 +22,7 @@ from workers.errors import TandemError, internal_error
 
 logger = logging.getLogger(__name__)
 
-ENDPOINTS = (completions.ENDPOINT, tokens.TOKENIZE, tokens.DETOKENIZE)
+ENDPOINTS = (completions.ENDPOINT, chat.ENDPOINT, tokens.TOKENIZE, tokens.DETOKENIZE)
 REQUEST_MODELS = {endpoint.path: endpoint.request_model for endpoint in ENDPOINTS}
 
 

@@ -59,6 +59,20 @@ COMPLETIONS: OffValues = {
     "use_beam_search": (False,),
     "xtc_probability": (0,),
 }
+CHAT: OffValues = {
+    **COMPLETIONS,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "chat_template_content_format": ("auto", "string"),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "include_reasoning": (True,),
+    "logprobs": (False,),
+    "separate_reasoning": (True,),
+    "verbosity": (),
+    "web_search_options": (),
+}
 STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
 
 

@@ -44,6 +44,7 @@ _SENTENCES: Mapping[str, str] = {
     "string_type": "it must be a string",
     "string_unicode": "it has half of a surrogate pair, which is no character",
     "too_long": "it must have at most {max_length} items",
+    "too_short": "it must have at least {min_length} items",
 }
 """Pydantic's error types in words for a client; `{}` are pydantic's own limits."""
 

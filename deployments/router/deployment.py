@@ -126,6 +126,7 @@ class Router:
 
     async def _make_service(self, target_info: WorkerInfo, health: "Health") -> "GenerationService":
         from deployments.router.admission import AdmissionLimits
+        from deployments.router.chat.template import load_chat_template
         from deployments.router.service import GenerationService, ServedModel
         from deployments.router.tokenizer import load_tokenizer
 
@@ -138,6 +139,12 @@ class Router:
                 tokenizer=tokenizer,
                 info=target_info,
                 created=int(time.time()),
+                chat_template=await load_chat_template(
+                    tokenizer,
+                    path=args.chat_template,
+                    tool_call_parser=args.tool_call_parser,
+                    reasoning_parser=args.reasoning_parser,
+                ),
             ),
             self._loop,
             AdmissionLimits(max_running=args.max_num_seqs, max_waiting=args.max_queued_requests),

@@ -37,6 +37,7 @@ class Runtime:
     """One for each completion that may be in the loop at a time; the others wait."""
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,8 @@ def choices_of(
     request: GenerationRequest,
     prompts: Sequence[tuple[int, ...]],
     prompt_texts: Sequence[tuple[str, ...]] = (),
+    *,
+    max_model_len: int,
 ) -> tuple[GenerationParams, ...]:
     """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped.
 
@@ -73,7 +76,9 @@ def choices_of(
     return tuple(
         GenerationParams(
             prompt=prompt,
-            max_tokens=request.max_tokens,
+            max_tokens=(
+                max_model_len - len(prompt) if request.max_tokens is None else request.max_tokens
+            ),
             sampling=request.sampling,
             seed=signed_64(seed + index),
             stop=request.stop,
@@ -116,7 +121,9 @@ class Generation:
         `prompt_texts` are those of each prompt's tokens, if it is echoed.
         """
         self.id = uuid.uuid4().hex
-        self.choices = choices_of(request, prompts, prompt_texts)
+        self.choices = choices_of(
+            request, prompts, prompt_texts, max_model_len=runtime.max_model_len
+        )
         self._num_made, self._num_wanted = request.num_choices, request.n
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._started = started

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from deployments.router.chat.message import FIELD, Conversation
 from workers.types import SamplingParams
 
 MAX_COMPLETIONS = 128
@@ -9,6 +10,11 @@ MAX_COMPLETIONS = 128
 
 Prompt = str | tuple[int, ...]
 """A text, or its token ids."""
+
+
+def prompt_field(prompt: Prompt | Conversation) -> str:
+    """The field of a request, in every wire format, that holds a prompt of this kind."""
+    return FIELD if isinstance(prompt, Conversation) else "prompt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +26,14 @@ class GenerationRequest:
 
     model: str | None
     """The name that the client gave, if any; the service refuses one that it does not serve."""
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[Prompt | Conversation, ...]
     n: int = 1
     """Completions of each prompt that are wanted."""
     best_of: int | None = None
     """Completions of each prompt that are made, of which the `n` likeliest are returned; None means
     `n`."""
-    max_tokens: int
-    """Tokens of each completion at most."""
+    max_tokens: int | None
+    """Tokens of each completion at most; None for as many as the context has room for."""
     sampling: SamplingParams
     seed: int | None = None
     """The seed of each prompt's first completion; the next ones count up. None draws one."""

@@ -6,14 +6,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from deployments.router.admission import Admission, AdmissionLimits
+from deployments.router.chat.message import Conversation
+from deployments.router.chat.reader import ConversationReader
+from deployments.router.chat.template import ChatTemplate
+from deployments.router.chat.text import MessageFormat
 from deployments.router.generation import Generation, Runtime
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.prompts import PromptReader
-from deployments.router.request import MAX_COMPLETIONS, GenerationRequest
+from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, prompt_field
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError
 from workers.types import SamplingParams, WorkerInfo
+
+NUM_END_TOKENS = 16
+"""Tokens at the end of a prompt that show whether it has opened the model's thoughts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,8 @@ class ServedModel:
     info: WorkerInfo
     created: int
     """When the app started, in Unix time, seconds."""
+    chat_template: ChatTemplate | None = None
+    """None where the model has none, and so takes no conversations."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,9 +56,11 @@ class GenerationService:
             slots=asyncio.Semaphore(limits.max_running),
             tokenizer=model.tokenizer,
             eos_token_ids=model.info.eos_token_ids,
+            max_model_len=model.info.max_model_len,
         )
         self._admission = Admission(limits)
         self._prompts = PromptReader(model.tokenizer, max_model_len=model.info.max_model_len)
+        self._conversations = ConversationReader(model.chat_template, self._prompts)
 
     @property
     def num_unfinished(self) -> int:
@@ -74,14 +85,15 @@ class GenerationService:
         """
         started = asyncio.get_running_loop().time()
         self._check(request)
+        request = self._with_tags(request)
         with self._admission.reserve(request.num_completions) as reservation:
             prompts = await self._prompts.read(
-                request.prompts,
+                await self._conversations.read(request.prompts),
                 add_special_tokens=request.add_special_tokens,
                 parse_special_tokens=request.parse_special_tokens,
             )
-            for prompt in prompts:
-                self._check_prompt(prompt, request.max_tokens)
+            for prompt, asked in zip(prompts, request.prompts, strict=True):
+                self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
             generation = Generation(
                 replace(request, sampling=await self._sampling(request)),
                 prompts,
@@ -94,6 +106,25 @@ class GenerationService:
                 yield generation
             finally:
                 generation.cancel()
+
+    def _with_tags(self, request: GenerationRequest) -> GenerationRequest:
+        """A request whose texts have the special tokens by which they are read as messages."""
+        template = self.model.chat_template
+        are_needed = template is not None and any(
+            isinstance(prompt, Conversation) and template.needs_special_tokens(prompt)
+            for prompt in request.prompts
+        )
+        return replace(request, skip_special_tokens=False) if are_needed else request
+
+    def message_format(self, conversation: Conversation, prompt: Sequence[int]) -> MessageFormat:
+        """How to read a completion of a conversation, whose token ids are `prompt`, as a message.
+
+        Only for one that `open` has taken.
+        """
+        template = self.model.chat_template
+        assert template is not None
+        end = self.model.tokenizer.decode(list(prompt[-NUM_END_TOKENS:]), skip_special_tokens=False)
+        return template.message_format(conversation, end)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The token ids of a text, which need not fit the context; see PromptReader.tokenize."""
@@ -157,20 +188,27 @@ class GenerationService:
         self._check_token_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
         self._check_token_ids("stop_token_ids", request.sampling.stop_token_ids)
 
-    def _check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
+    def _check_prompt(self, prompt: Sequence[int], max_tokens: int | None, field: str) -> None:
+        """Raise for a prompt that cannot be continued by `max_tokens`, or by one if None."""
         if not prompt:
             raise InvalidRequestError(
-                "prompt is empty: it has no tokens; give at least one", field="prompt"
+                "prompt is empty: it has no tokens; give at least one", field=field
             )
         limit = self.model.info.max_model_len
-        if len(prompt) + max_tokens > limit:
+        if max_tokens is None and len(prompt) >= limit:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens, but the context of {self.model.name!r} is "
+                f"{limit} tokens; shorten the prompt",
+                field=field,
+            )
+        if max_tokens is not None and len(prompt) + max_tokens > limit:
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: "
                 f"{len(prompt) + max_tokens} together, but the context of {self.model.name!r} is "
                 f"{limit} tokens; shorten the prompt or lower max_tokens",
-                field="prompt" if len(prompt) >= limit else "max_tokens",
+                field=field if len(prompt) >= limit else "max_tokens",
             )
-        self._check_token_ids("prompt", prompt)
+        self._check_token_ids(field, prompt)
 
     def _check_token_ids(self, field: str, token_ids: Sequence[int]) -> None:
         vocab_size = self.model.info.vocab_size

@@ -102,6 +102,7 @@ async def local_serving(
             tokenizer=tokenizer or CharacterTokenizer(),
             info=info,
             created=1,
+            chat_template=chat_template,
         ),
         loop,
         AdmissionLimits(max_running=max_running, max_waiting=max_waiting),

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from deployments.api.answers import respond
 from deployments.api.openai import OpenAIRequest, Usage
+from deployments.router.generation import Generation
 from deployments.router.sequence import Delta, Origin
 from deployments.router.service import GenerationService
 from tests.deployments.loops import Models
@@ -30,15 +31,15 @@ class Reply(BaseModel):
 class ReplyWriter:
     """Writes where tokens came from, which OpenAI's completions do not tell."""
 
-    def __init__(self, generation_id: str, model: str) -> None:
-        self._id = f"{model}-{generation_id}"
+    def __init__(self, generation: Generation, model: str) -> None:
+        self._id = f"{model}-{generation.id}"
 
     def whole(self, completions: Sequence[Delta], usage: Usage) -> Reply:
         drafted = [_drafted(completion) for completion in completions]
         return Reply(id=self._id, drafted=drafted, num_tokens=usage.completion_tokens)
 
-    def event(self, index: int, delta: Delta, usage: Usage | None) -> Reply:  # noqa: ARG002
-        return Reply(id=self._id, drafted=[_drafted(delta)])
+    def events(self, index: int, delta: Delta, usage: Usage | None) -> list[Reply]:  # noqa: ARG002
+        return [Reply(id=self._id, drafted=[_drafted(delta)])]
 
     def usage_event(self, usage: Usage) -> Reply:
         return Reply(id=self._id, num_tokens=usage.completion_tokens)

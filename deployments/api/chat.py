@@ -1,0 +1,171 @@
+"""`POST /v1/chat/completions`: its request."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Self
+
+from fastapi import FastAPI, Request, Response
+from pydantic import Field, model_validator
+
+from deployments.api import unserved
+from deployments.api.answers import Endpoint, respond
+from deployments.api.chat_answers import ChatCompletion, ChatWriter
+from deployments.api.chat_messages import ChatMessage, ToolChoice, Tools, named_function
+from deployments.api.errors import ERROR_RESPONSES
+from deployments.api.fields import MAX_INTEGER, Takes
+from deployments.api.http_proxy import request_timeout_s
+from deployments.api.openai import OpenAIRequest
+from deployments.api.validation import brief, field_error
+from deployments.router.chat.message import Conversation
+from deployments.router.request import GenerationRequest
+from deployments.router.service import GenerationService
+
+PATH = "/v1/chat/completions"
+MAX_TOKENS = "Tokens of each answer at most, thoughts included; by default what the context has left."
+
+
+class ChatCompletionRequest(OpenAIRequest):
+    """Beyond OpenAI's are the fields of completions that are not OpenAI's, and those of templates."""
+
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, description="The conversation so far, for the chat template."),
+        Takes(
+            "a list of messages, each with a `role` (system, developer, user, assistant or tool), "
+            "`content` (a string or a list of parts of the type text), and with `name`, "
+            "`tool_calls`, `tool_call_id`, `reasoning_content` where they belong"
+        ),
+    ]
+    max_tokens: Annotated[  # type: ignore[assignment]  # a completion's has another default
+        int | None, Field(ge=1, le=MAX_INTEGER, description=MAX_TOKENS)
+    ] = None
+    max_completion_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_INTEGER, description="OpenAI's newer name of max_tokens."),
+    ] = None
+    tools: Annotated[
+        Tools,
+        Field(
+            description="Functions that the model may call. The chat template tells the model of "
+            "them.",
+            default_factory=list,
+        ),
+        Takes("a list of at most 128 tools of the type function, as OpenAI has them"),
+    ]
+    tool_choice: Annotated[
+        ToolChoice,
+        Field(
+            description="With none, the model is not told of the tools, and calls are not looked "
+            "for. To force a call is not served yet."
+        ),
+        Takes("auto or none"),
+    ] = "auto"
+    parallel_tool_calls: Annotated[
+        bool, Field(description="If false, calls after the first are left out of the answer.")
+    ] = True
+    add_generation_prompt: Annotated[
+        bool, Field(description="Whether the prompt ends with the opening of an answer.")
+    ] = True
+    continue_final_message: Annotated[
+        bool,
+        Field(
+            description="If true, the answer continues the last message; add_generation_prompt has "
+            "to be false."
+        ),
+    ] = False
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Field(
+            description="Further variables of the chat template, like enable_thinking.",
+            default_factory=dict,
+        ),
+        Takes("an object"),
+    ]
+    reasoning_effort: Annotated[
+        str | None,
+        Field(
+            max_length=32, description="The variable of this name of the chat template, if it has it."
+        ),
+    ] = None
+
+    @classmethod
+    def off_values(cls) -> unserved.OffValues:
+        return unserved.CHAT
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise field_error(
+                "max_completion_tokens",
+                f"max_completion_tokens is {self.max_completion_tokens} and max_tokens is "
+                f"{self.max_tokens}: they mean the same; send one of them",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise field_error(
+                "continue_final_message",
+                "continue_final_message is true, but so is add_generation_prompt, which begins a "
+                "new message; send add_generation_prompt false with it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_choice(self) -> Self:
+        choice = self.tool_choice
+        if choice in ("none", "auto"):
+            return self
+        names = [tool["function"]["name"] for tool in self.tools]
+        name = named_function(choice)
+        if not names or (name is not None and name not in names):
+            raise field_error(
+                "tool_choice",
+                f"tool_choice is {brief(choice)}, but tools has no such function; add it to tools",
+            )
+        # A forced call needs a grammar of the calls' format, by which the target samples.
+        raise field_error(
+            "tool_choice",
+            f"tool_choice is {brief(choice)}: to force a call is not served yet; leave it out or "
+            'send "auto" or "none"',
+        )
+
+    def generation_request(self, *, timeout_s: float | None = None) -> GenerationRequest:
+        request = self.to_request(
+            model=self.model, prompts=[self.conversation()], n=self.n, timeout_s=timeout_s
+        )
+        if self.max_completion_tokens is None:
+            return request
+        return replace(request, max_tokens=self.max_completion_tokens)
+
+    def conversation(self) -> Conversation:
+        return Conversation(
+            messages=tuple(message.to_message() for message in self.messages),
+            tools=() if self.tool_choice == "none" else tuple(self.tools),
+            parallel_tool_calls=self.parallel_tool_calls,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            template_kwargs=self._template_kwargs(),
+        )
+
+    def _template_kwargs(self) -> Mapping[str, Any]:
+        """Variables that the client has set; those of OpenAI's fields, too, under their names."""
+        named = ("reasoning_effort", "tool_choice", "parallel_tool_calls")
+        given = {name: getattr(self, name) for name in named if name in self.model_fields_set}
+        return {**given, **self.chat_template_kwargs}
+
+
+def _add_route(app: FastAPI, service: GenerationService) -> None:
+    @app.post(
+        PATH, response_model=None, responses={200: {"model": ChatCompletion}, **ERROR_RESPONSES}
+    )
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        return await respond(
+            service,
+            body.generation_request(timeout_s=request_timeout_s(request.headers)),
+            partial(ChatWriter, service, body.conversation()),
+            stream_options=body.used_stream_options,
+        )
+
+
+ENDPOINT = Endpoint(path=PATH, request_model=ChatCompletionRequest, add_route=_add_route)

@@ -1,0 +1,186 @@
+"""The answers of `POST /v1/chat/completions`: what they look like, and how they are written."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from deployments.api.openai import Usage
+from deployments.router.chat.message import Conversation, ToolCall
+from deployments.router.chat.text import MessageDelta, MessageText
+from deployments.router.generation import Generation
+from deployments.router.sequence import Delta, FinishReason
+from deployments.router.service import GenerationService
+
+
+def _is_absent(value: object) -> bool:
+    return value is None
+
+
+class Function(BaseModel):
+    name: Annotated[str | None, Field(exclude_if=_is_absent)] = None
+    """Only in the first of a call's deltas."""
+    arguments: str = ""
+
+
+class ToolCallChoice(BaseModel):
+    """A call, or in a stream what is new of it: then it has its index, and its id once."""
+
+    index: Annotated[int | None, Field(exclude_if=_is_absent)] = None
+    id: Annotated[str | None, Field(exclude_if=_is_absent)] = None
+    type: Annotated[Literal["function"] | None, Field(exclude_if=_is_absent)] = None
+    function: Function
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    """null where the answer is nothing but calls of tools."""
+    reasoning_content: Annotated[str | None, Field(exclude_if=_is_absent)] = None
+    tool_calls: Annotated[list[ToolCallChoice] | None, Field(exclude_if=_is_absent)] = None
+
+
+class AssistantDelta(BaseModel):
+    """What is new of a message."""
+
+    role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_absent)] = None
+    content: Annotated[str | None, Field(exclude_if=_is_absent)] = None
+    reasoning_content: Annotated[str | None, Field(exclude_if=_is_absent)] = None
+    tool_calls: Annotated[list[ToolCallChoice] | None, Field(exclude_if=_is_absent)] = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: str | None
+
+
+class ChunkChoice(BaseModel):
+    index: int
+    delta: AssistantDelta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class ChatCompletion(BaseModel):
+    """The answer to a request without a stream."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(BaseModel):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+class ChatWriter:
+    """Writes a generation's results as OpenAI's chat completions."""
+
+    def __init__(
+        self,
+        service: GenerationService,
+        conversation: Conversation,
+        generation: Generation,
+        model: str,
+    ) -> None:
+        self._id = f"chatcmpl-{generation.id}"
+        self._created = int(time.time())
+        self._model = model
+        message_format = service.message_format(conversation, generation.choices[0].prompt)
+        self._texts = [MessageText(format=message_format) for _ in generation.choices]
+        self._begun: set[int] = set()
+        """The choices whose stream has begun."""
+
+    def whole(self, completions: Sequence[Delta], usage: Usage) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(index, delta) for index, delta in enumerate(completions)],
+            usage=usage,
+        )
+
+    def _choice(self, index: int, delta: Delta) -> ChatChoice:
+        text = self._texts[index]
+        message = text.push(delta.text, is_final=True)
+        calls = [_call(call) for _, call in message.tool_calls]
+        return ChatChoice(
+            index=index,
+            message=AssistantMessage(
+                content=None if calls and not message.content else message.content,
+                reasoning_content=message.reasoning or None,
+                tool_calls=calls or None,
+            ),
+            finish_reason=_finish_reason(delta, text),
+        )
+
+    def events(self, index: int, delta: Delta, usage: Usage | None) -> Iterator[ChatChunk]:
+        """First the role, then what is new, and the finish reason with nothing beside it."""
+        if index not in self._begun:
+            self._begun.add(index)
+            yield self._chunk(index, AssistantDelta(role="assistant", content=""), usage)
+        text = self._texts[index]
+        new = text.push(delta.text, is_final=delta.finish_reason is not None)
+        if new:
+            yield self._chunk(index, _delta(new), usage)
+        if delta.finish_reason is not None:
+            yield self._chunk(index, AssistantDelta(), usage, _finish_reason(delta, text))
+
+    def usage_event(self, usage: Usage) -> ChatChunk:
+        return ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=[], usage=usage
+        )
+
+    def _chunk(
+        self,
+        index: int,
+        delta: AssistantDelta,
+        usage: Usage | None,
+        finish_reason: str | None = None,
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[ChunkChoice(index=index, delta=delta, finish_reason=finish_reason)],
+            usage=usage,
+        )
+
+
+def _delta(new: MessageDelta) -> AssistantDelta:
+    return AssistantDelta(
+        content=new.content or None,
+        reasoning_content=new.reasoning or None,
+        tool_calls=[_call_delta(index, call) for index, call in new.tool_calls] or None,
+    )
+
+
+def _call(call: ToolCall) -> ToolCallChoice:
+    function = Function(name=call.name, arguments=call.arguments)
+    return ToolCallChoice(id=call.id, type="function", function=function)
+
+
+def _call_delta(index: int, call: ToolCall) -> ToolCallChoice:
+    if call.name:
+        return _call(call).model_copy(update={"index": index})
+    return ToolCallChoice(index=index, function=Function(arguments=call.arguments))
+
+
+def _finish_reason(delta: Delta, text: MessageText) -> str | None:
+    """`tool_calls` where the text ended by itself and has some."""
+    if delta.finish_reason is FinishReason.STOP and text.num_tool_calls:
+        return "tool_calls"
+    return delta.finish_reason

@@ -1,0 +1,1 @@
+"""Chat in no wire format: from messages to a prompt, and from text to messages."""
