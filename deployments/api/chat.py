@@ -22,11 +22,13 @@ from deployments.router.request import GenerationRequest
 from deployments.router.service import GenerationService
 
 PATH = "/v1/chat/completions"
-MAX_TOKENS = "Tokens of each answer at most, thoughts included; by default what the context has left."
+MAX_TOKENS = (
+    "Tokens of each answer at most, thoughts included; by default what the context has left."
+)
 
 
 class ChatCompletionRequest(OpenAIRequest):
-    """Beyond OpenAI's are the fields of completions that are not OpenAI's, and those of templates."""
+    """OpenAI's fields, those that completions have beside them, and those of chat templates."""
 
     messages: Annotated[
         list[ChatMessage],
@@ -37,9 +39,10 @@ class ChatCompletionRequest(OpenAIRequest):
             "`tool_calls`, `tool_call_id`, `reasoning_content` where they belong"
         ),
     ]
-    max_tokens: Annotated[  # type: ignore[assignment]  # a completion's has another default
-        int | None, Field(ge=1, le=MAX_INTEGER, description=MAX_TOKENS)
-    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_INTEGER, description=MAX_TOKENS),
+    ] = None  # type: ignore[assignment]  # a completion's default is a number
     max_completion_tokens: Annotated[
         int | None,
         Field(ge=1, le=MAX_INTEGER, description="OpenAI's newer name of max_tokens."),
@@ -85,7 +88,8 @@ class ChatCompletionRequest(OpenAIRequest):
     reasoning_effort: Annotated[
         str | None,
         Field(
-            max_length=32, description="The variable of this name of the chat template, if it has it."
+            max_length=32,
+            description="The variable of this name of the chat template, if it has it.",
         ),
     ] = None
 

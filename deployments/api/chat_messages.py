@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.api.openai import Text
 from deployments.api.unserved import ANYTHING, OffValues
-from deployments.api.validation import RequestModel, brief, check_text, field_error
+from deployments.api.validation import RequestModel, brief, field_error
 from deployments.router.chat.message import Message, ToolCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -106,12 +106,15 @@ class ChatMessage(RequestModel):
             raise field_error("content", f"content is missing in a message of the role {self.role}")
         if self.tool_call_id is None and self.role == "tool":
             raise field_error(
-                "tool_call_id", "tool_call_id is missing: a tool's message says which call it answers"
+                "tool_call_id",
+                "tool_call_id is missing: a tool's message says which call it answers",
             )
         if self.tool_call_id is not None and self.role != "tool":
             raise field_error("tool_call_id", "tool_call_id is only for messages of the role tool")
         if self.tool_calls and self.role != "assistant":
-            raise field_error("tool_calls", "tool_calls are only for messages of the role assistant")
+            raise field_error(
+                "tool_calls", "tool_calls are only for messages of the role assistant"
+            )
         return self
 
     def to_message(self) -> Message:
@@ -138,7 +141,7 @@ def checked_tools(value: Any) -> Any:
             raise ValueError(f"tool {index} has the type {brief(kind)}; it must be 'function'")
         function = tool.get("function")
         name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name:
+        if not isinstance(function, dict) or not isinstance(name, str) or not name:
             raise ValueError(f"tool {index} has no function with a name")
         if not isinstance(function.get("parameters") or {}, dict):
             raise ValueError(f"the parameters of tool {index}, {name!r}, are no object")

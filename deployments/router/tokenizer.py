@@ -1,7 +1,7 @@
 """The target's tokenizer: reads prompts and writes text."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from transformers import AutoTokenizer
@@ -23,7 +23,19 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> Mapping[str, int]: ...
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that applies chat templates too."""
+
+    @property
+    def chat_template(self) -> str | Mapping[str, str] | None: ...
+
+    @property
+    def all_special_tokens(self) -> Sequence[str]: ...
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
+
+
+def load_tokenizer(name: str) -> ChatTokenizer:
     """The tokenizer in a model's folder or under its id; raises ModelNotFoundError without one."""
     try:
         loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
@@ -36,7 +48,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     # The first call drops the truncation that a file may ask for. Several threads read prompts, and
     # one that changes the tokenizer while another uses it fails.
     loaded.encode("")
-    tokenizer: Tokenizer = loaded
+    tokenizer: ChatTokenizer = loaded
     return tokenizer
 
 

@@ -1,4 +1,4 @@
-"""A service whose target writes given texts, in commits of a given size: everything else is real."""
+"""A service whose target writes given texts in commits of a given size; all else is real."""
 
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -5,8 +5,8 @@ A template is a program in Jinja that comes with the model. transformers runs it
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +17,9 @@ from deployments.router.chat.reasoning import KNOWN_TAGS, ReasoningTags
 from deployments.router.chat.template_file import read_template
 from deployments.router.chat.text import MessageFormat
 from deployments.router.chat.time_limit import run_within
-from deployments.router.chat.tool_calls import FORMATS, ToolCallFormat
+from deployments.router.chat.tool_calls import ToolCallFormat
+from deployments.router.chat.tool_formats import FORMATS
+from deployments.router.tokenizer import ChatTokenizer
 from workers.errors import ConfigError, InvalidRequestError, first_line
 
 AUTO, NONE = "auto", "none"
@@ -34,24 +36,12 @@ RESERVED_VARIABLES = frozenset(
 _TOOL_FORMATS = {tool_format.name: tool_format for tool_format in FORMATS}
 
 
-class TemplateTokenizer(Protocol):
-    """The part of a transformers tokenizer that applies chat templates."""
-
-    @property
-    def chat_template(self) -> str | Mapping[str, str] | None: ...
-
-    @property
-    def all_special_tokens(self) -> Sequence[str]: ...
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
-
-
 class ChatTemplate:
     """The chat template of a served model, and how that model writes its messages."""
 
     def __init__(
         self,
-        tokenizer: TemplateTokenizer,
+        tokenizer: ChatTokenizer,
         *,
         source: str | None = None,
         tool_call_parser: str = AUTO,
@@ -173,7 +163,7 @@ class ChatTemplate:
 
 
 async def load_chat_template(
-    tokenizer: TemplateTokenizer,
+    tokenizer: ChatTokenizer,
     *,
     path: str | None,
     tool_call_parser: str = AUTO,

@@ -30,9 +30,18 @@ def refusal(**fields: Any) -> InvalidRequestError:
 def test_messages_of_all_roles_are_taken() -> None:
     sent = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "system",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
         {"role": "user", "content": "Hi", "name": "Ann"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "audio": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [CALL],
+            "refusal": None,
+            "audio": None,
+        },
         {"role": "tool", "content": "5", "tool_call_id": "c1"},
         {"role": "assistant", "content": "Well", "reasoning": "Hm", "annotations": []},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]},
@@ -76,7 +85,10 @@ def test_messages_of_all_roles_are_taken() -> None:
             "'custom'",
         ),
         (
-            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}]},
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}],
+            },
             "tool_calls.0.function.arguments",
             "it must be a string",
         ),
@@ -98,7 +110,11 @@ def test_a_wrong_message_is_told_by_its_place(message: Any, field: str, words: s
         ({"messages": "Hi"}, "messages", "it must be a list"),
         ({"messages": ["Hi"]}, "messages.0", "it must be an object"),
         ({"max_tokens": 0}, "max_tokens", "an integer from 1"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "they mean the same"),
+        (
+            {"max_tokens": 5, "max_completion_tokens": 6},
+            "max_completion_tokens",
+            "they mean the same",
+        ),
         ({"tools": [{"type": "custom"}]}, "tools", "tool 0 has the type 'custom'"),
         ({"tools": [{"type": "function"}]}, "tools", "tool 0 has no function with a name"),
         ({"tools": [TOOL] * 129}, "tools", "at most 128"),

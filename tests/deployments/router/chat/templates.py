@@ -17,7 +17,8 @@ HERMES = """\
 THINKING = HERMES.replace(
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}",
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}"
+    "{%- if enable_thinking is defined and not enable_thinking %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}"
     "{%- elif opens_thoughts is defined %}{{- '<think>\\n' }}{%- endif %}{%- endif %}",
 )
 
@@ -28,7 +29,8 @@ LLAMA = """\
 {%- for message in messages %}
 {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+{%- if add_generation_prompt %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
 
 MISTRAL = """\

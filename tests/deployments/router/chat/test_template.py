@@ -63,7 +63,9 @@ def reader_of(
     )
 
 
-async def refusal(reader: ConversationReader, *messages: Message, **more: Any) -> InvalidRequestError:
+async def refusal(
+    reader: ConversationReader, *messages: Message, **more: Any
+) -> InvalidRequestError:
     messages = messages or (Message(role="user", content="Hi"),)
     with pytest.raises(InvalidRequestError) as caught:
         await reader.read([Conversation(messages=messages, **more)])
@@ -143,7 +145,8 @@ async def test_whatever_a_template_raises_is_told(source: str, words: str) -> No
 
 async def test_a_template_that_loops_is_ended_and_holds_up_nobody() -> None:
     source = (
-        "{% if messages[0].content == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}"
+        "{% if messages[0].content == 'loop' %}"
+        "{% for a in range(99999) %}{% for b in range(99999) %}"
         "{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}{% endif %}fine"
     )
     reader = reader_of(chat_tokenizer(source), timeout_s=0.2)
@@ -204,7 +207,8 @@ async def test_without_a_template_it_is_said_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "truncation"]
+    "name",
+    ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "truncation"],
 )
 async def test_a_client_cannot_set_what_is_no_variable(name: str) -> None:
     error = await refusal(
@@ -260,9 +264,7 @@ def test_formats_may_be_chosen() -> None:
     tokenizer = chat_tokenizer(THINKING)
     off = ChatTemplate(tokenizer, tool_call_parser="none", reasoning_parser="none")
     assert (off.tool_calls, off.reasoning) == (None, None)
-    chosen = ChatTemplate(
-        chat_tokenizer("x"), tool_call_parser="mistral", reasoning_parser="think"
-    )
+    chosen = ChatTemplate(chat_tokenizer("x"), tool_call_parser="mistral", reasoning_parser="think")
     assert chosen.tool_calls is not None
     assert chosen.tool_calls.name == "mistral"
     assert chosen.reasoning is not None

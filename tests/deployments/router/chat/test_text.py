@@ -9,9 +9,10 @@ import pytest
 
 from deployments.router.chat.reasoning import KNOWN_TAGS
 from deployments.router.chat.text import MessageFormat, MessageText
-from deployments.router.chat.tool_calls import FORMATS
+from deployments.router.chat.tool_formats import FORMATS
 
 HERMES, LLAMA, MISTRAL = FORMATS
+HERMESES = MessageFormat(tool_calls=HERMES)
 THINK, BRACKETS = KNOWN_TAGS
 WEATHER = '{"city": "Zürich 世界 👩‍👩‍👧", "unit": "C"}'
 NASTY = r'{"text": "a \"quoted\" } ] </tool_call> [TOOL_CALLS] \\", "deep": [{"x": [1, -2.5e3]}]}'
@@ -25,7 +26,7 @@ class Case:
     content: str = ""
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    format: MessageFormat = MessageFormat(tool_calls=HERMES)
+    format: MessageFormat = HERMESES
 
 
 def hermes(name: str, arguments: str) -> str:
@@ -135,7 +136,8 @@ CASES = {
     ),
     "llama, text": Case(text=" 5 > 4 {", content=" 5 > 4 {", format=LLAMAS),
     "llama, cut": Case(
-        text='{"type": "function", "name": "a', format=LLAMAS,
+        text='{"type": "function", "name": "a',
+        format=LLAMAS,
         content='{"type": "function", "name": "a',
     ),
     # Mistral
@@ -145,7 +147,8 @@ CASES = {
         format=MISTRALS,
     ),
     "mistral, newer": Case(
-        text=f"So:[TOOL_CALLS]a[ARGS]{NASTY}[TOOL_CALLS]b.c[CALL_ID]x7y[ARGS]{{}} [TOOL_CALLS]d{{}}",
+        text=f"So:[TOOL_CALLS]a[ARGS]{NASTY}[TOOL_CALLS]b.c[CALL_ID]x7y[ARGS]{{}}"
+        " [TOOL_CALLS]d{}",
         content="So:",
         calls=(("a", NASTY), ("b.c", "{}"), ("d", "{}")),
         format=MISTRALS,
@@ -176,7 +179,9 @@ CASES = {
     "thoughts opened twice": Case(
         text="<think>Hm</think>Hello", reasoning="Hm", content="Hello", format=OPENED
     ),
-    "thoughts without an end": Case(text=" <think>Hm, </thi", reasoning="Hm, </thi", format=THINKING),
+    "thoughts without an end": Case(
+        text=" <think>Hm, </thi", reasoning="Hm, </thi", format=THINKING
+    ),
     "no thoughts": Case(
         text="I <think> so</think>.", content="I <think> so</think>.", format=THINKING
     ),
@@ -267,10 +272,10 @@ def test_nothing_that_was_said_is_taken_back(case: Case) -> None:
 def test_random_texts_are_read_the_same_for_every_cut(tool_format: object) -> None:
     """Of the pieces that matter, in any order: what is no call stays text, whatever it is."""
     rng = random.Random(7)
-    parts = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[", "]", "{", "}", '"', "\\",
-             '"name"', '"arguments"', '"parameters"', ":", ",", '"f"', "f", "1", " ", "\n", ";",
-             "<think>", "</think>", "é", "<", "<|python_tag|>", '{"name": "f", "arguments": {']  # fmt: skip
-    for _ in range(300):
+    tags = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"]
+    words = ['"name"', '"arguments"', '"parameters"', '"f"', "f", "1", "é", "<|python_tag|>"]
+    parts = [*tags, *words, *'[]{}":,; \n\\<', '{"name": "f", "arguments": {']
+    for _ in range(100):
         text = "".join(rng.choices(parts, k=rng.randint(1, 12)))
         for is_open in (False, True):
             message_format = MessageFormat(
