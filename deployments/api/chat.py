@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from deployments.api import unserved
 from deployments.api.answers import Endpoint, respond
 from deployments.api.chat_answers import ChatCompletion, ChatWriter
-from deployments.api.chat_messages import ChatMessage, ToolChoice, Tools, named_function
+from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_function
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.fields import MAX_INTEGER, Takes
 from deployments.api.http_proxy import request_timeout_s
@@ -31,7 +31,7 @@ class ChatCompletionRequest(OpenAIRequest):
     """OpenAI's fields, those that completions have beside them, and those of chat templates."""
 
     messages: Annotated[
-        list[ChatMessage],
+        Messages,
         Field(min_length=1, description="The conversation so far, for the chat template."),
         Takes(
             "a list of messages, each with a `role` (system, developer, user, assistant or tool), "

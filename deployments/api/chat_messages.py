@@ -13,6 +13,10 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+
+
 def _known_role(value: Any) -> Any:
     if value not in ROLES:
         hint = "; functions are tools now" if value == "function" else ""
@@ -129,7 +133,20 @@ class ChatMessage(RequestModel):
         )
 
 
-def checked_tools(value: Any) -> Any:
+def _counted(value: Any) -> Any:
+    """Refuse more messages than can be checked in a moment, since others' streams wait for it."""
+    if not isinstance(value, list):
+        return value
+    calls = (message.get("tool_calls") for message in value if isinstance(message, dict))
+    num_items = len(value) + sum(len(sent) for sent in calls if isinstance(sent, list))
+    if num_items > MAX_MESSAGES:
+        raise ValueError(
+            f"it has {num_items} messages and calls in them; at most {MAX_MESSAGES} are taken"
+        )
+    return value
+
+
+def _checked_tools(value: Any) -> Any:
     """The tools as they were sent, since a template writes them out as they are."""
     if not isinstance(value, list):
         raise ValueError("it must be a list of tools")
@@ -148,9 +165,8 @@ def checked_tools(value: Any) -> Any:
     return value
 
 
-MAX_TOOLS = 128
-
-Tools = Annotated[list[dict[str, Any]], BeforeValidator(checked_tools)]
+Messages = Annotated[list[ChatMessage], BeforeValidator(_counted)]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(_checked_tools)]
 
 
 def _check_choice(value: Any) -> Any:

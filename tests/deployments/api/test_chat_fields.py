@@ -151,6 +151,15 @@ def test_a_wrong_field_is_told(fields: dict[str, Any], field: str, words: str) -
     assert words in str(error)
 
 
+def test_messages_are_counted_before_they_are_checked() -> None:
+    calls = {"role": "assistant", "tool_calls": [CALL] * 4096}
+    for messages in ([ASK] * 4097, [calls]):
+        error = refusal(messages=messages)
+        assert error.field == "messages"
+        assert "it has 4097 messages and calls in them; at most 4096 are taken" in str(error)
+    assert len(chat(messages=[ASK] * 4096).messages) == 4096
+
+
 def test_null_means_the_default() -> None:
     names = (set(ChatCompletionRequest.model_fields) | set(unserved.CHAT)) - {"model", "messages"}
     assert chat(**dict.fromkeys(names)) == chat()
