@@ -8,8 +8,6 @@ from torch import Tensor
 
 from workers.types import TokenLogprobs
 
-_LOW_31_BITS = 0x7FFFFFFF
-
 
 def token_logprobs(
     logits: Tensor, tokens: Sequence[int], *, num_top: int
@@ -20,12 +18,13 @@ def token_logprobs(
 
     Shapes: logits [num_rows, vocab], any float dtype; tokens [num_rows].
     """
-    law = logits.float().log_softmax(dim=-1)
+    scores = logits.float()
+    law = scores.log_softmax(dim=-1)
     index = torch.tensor(tokens, dtype=torch.long, device=law.device)
     own: list[float] = law.gather(-1, index[:, None])[:, 0].tolist()
     if num_top == 0:
         return tuple(TokenLogprobs(logprob=logprob) for logprob in own)
-    likeliest = _likeliest(logits, num_top)
+    likeliest = _likeliest(scores, num_top)
     tops = zip(likeliest.tolist(), law.gather(-1, likeliest).tolist(), strict=True)
     return tuple(
         TokenLogprobs(logprob=logprob, top=tuple(zip(*top, strict=True)))
@@ -33,14 +32,15 @@ def token_logprobs(
     )
 
 
-def _likeliest(logits: Tensor, num_top: int) -> Tensor:
-    """Token ids, in order.  # [num_rows, min(num_top, vocab)]
-
-    `topk` promises no order of equals, so it is given whole numbers that have none: a score's bits,
-    which are ordered as scores are once those of negative ones are turned over, then the token id.
-    """
-    vocab_size = logits.shape[-1]
-    bits = (logits.float() + 0.0).view(torch.int32).long()  # -0.0 + 0.0 is 0.0
-    ordered = torch.where(bits < 0, bits ^ _LOW_31_BITS, bits)
-    keys = (ordered << 32) - torch.arange(vocab_size, device=logits.device)
-    return keys.topk(min(num_top, vocab_size), dim=-1).indices
+def _likeliest(scores: Tensor, num_top: int) -> Tensor:
+    """Token ids, in order.  # [num_rows, min(num_top, vocab)]"""
+    num_top = min(num_top, scores.shape[-1])
+    # one more, to see whether the last of them has an equal
+    values, ids = scores.topk(min(num_top + 1, scores.shape[-1]), dim=-1)
+    likeliest = ids[:, :num_top].clone()
+    has_equals = (values[:, 1:] == values[:, :-1]).any(dim=-1)
+    for row in has_equals.nonzero()[:, 0].tolist():  # `topk` promises no order of equals
+        candidates = (scores[row] >= values[row, num_top - 1]).nonzero()[:, 0]
+        order = scores[row, candidates].sort(descending=True, stable=True).indices
+        likeliest[row] = candidates[order[:num_top]]
+    return likeliest

@@ -22,6 +22,10 @@ from workers.verification import CoupledRule, JudgedRun, Verdict, VerificationRu
 
 Run = ScheduledRun[VerifyRequest]
 
+MAX_LOGPROBS_AT_ONCE = 2**16
+"""Numbers of a prompt that one answer carries, about 2 MB: reading them holds a router up for some
+20 ms. A longer prompt is answered in parts, of which each but the last asks for the rest."""
+
 
 class Target(StepWorker[VerifyRequest, VerifyResult]):
     """A model that decides every token."""
@@ -76,7 +80,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             logits = self._take_prompt_logprobs(runs, logits)
         last = [run for run in runs if run.is_last]
         first_rows = accumulate((_num_judged_rows(run) for run in last), initial=0)
-        results = []
+        results = [self._give_part(run) for run in runs if self._is_part_due(run)]
         for run, verdict, row in zip(last, self._judge(last, logits), first_rows, strict=False):
             if verdict is None or run.sequence.seq_id not in self._backlog:  # it has failed
                 continue
@@ -116,6 +120,18 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             row += num_rows
             kept.append(logits[row - num_judged : row])
         return torch.cat(kept)
+
+    def _is_part_due(self, run: Run) -> bool:
+        """Whether the caller has to take what there is of its prompt's log-probabilities."""
+        num_logprobs = len(run.item.prompt_logprobs) * (
+            1 + (run.item.request.num_prompt_logprobs or 0)
+        )
+        is_waiting = not run.is_last and run.sequence.seq_id in self._backlog
+        return is_waiting and num_logprobs >= MAX_LOGPROBS_AT_ONCE
+
+    def _give_part(self, run: Run) -> VerifyResult:
+        self._backlog.discard(run.sequence.seq_id)
+        return self._progress(run.item)
 
     def _progress(self, item: WorkItem[VerifyRequest]) -> VerifyResult:
         logprobs = tuple(item.prompt_logprobs)

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
 from cluster import bundled
@@ -197,6 +198,28 @@ async def test_the_best_of_several_are_the_likeliest(client: httpx.AsyncClient) 
     of_two = await complete(client, prompt=["Hello", "World"], n=1, best_of=3, logprobs=1)
     assert len(of_two["choices"]) == 2
     assert of_two["choices"][1]["logprobs"] is not None
+
+
+async def test_openais_client_reads_them(client: httpx.AsyncClient) -> None:
+    openai = AsyncOpenAI(base_url="http://test/v1", api_key="unused", http_client=client)
+    fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 6, "seed": 3, "logprobs": 2}
+    answer = await openai.completions.create(model="tiny", echo=True, best_of=1, **fields)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+    assert answer.choices[0].text.startswith(PROMPT)
+    assert answer.usage is not None
+    assert answer.usage.model_extra is not None
+    assert answer.usage.model_extra["speculation"]["rounds"] > 0
+    streamed: list[str] = []
+    options: Any = {"extra_body": {"speculation": {"mode": "off"}, "min_tokens": 3}}
+    async for event in await openai.completions.create(
+        model="tiny", stream=True, **fields, **options
+    ):
+        assert event.choices[0].logprobs is not None
+        streamed += event.choices[0].logprobs.tokens or []
+    assert "".join(streamed) == answer.choices[0].text.removeprefix(PROMPT)
 
 
 def record(token_id: int, logprob: float, *top: tuple[int, float]) -> TokenRecord:
