@@ -51,9 +51,10 @@ docs: install ## write the tables of the docs that mirror the source
 bench: install ## measure draft lengths on one live app, or another subject: make bench ARGS="engine"
 	$(VENV)/bin/tandem bench $(ARGS)
 
-fuzz: install ## put the round loop under random faults, then send requests at the edge of the schema
+fuzz: install ## put the round loop under random faults, then send requests at the edge of the schema by HTTP and gRPC
 	$(PYTEST) --quiet --cases $(CASES) tests/deployments/router/test_loop_properties.py
 	$(VENV)/bin/tandem fuzz --cases $(CASES)
+	$(VENV)/bin/tandem fuzz --wire grpc --cases $(CASES)
 
 proto: install ## regenerate the gRPC code after a change of tandem.proto
 	$(VENV)/bin/python -m deployments.api.proto

@@ -199,6 +199,14 @@ class AppArgs(BaseModel):
     grpc_port: int = Field(default=9000, ge=0, le=65535)
     """The gRPC port when `serve run` starts Serve, 0 for a free one; a running Serve keeps its
     own."""
+    grpc_reflection: bool = True
+    """Whether gRPC tells clients its services and messages, as tools like grpcurl ask."""
+    tls_cert_file: str | None = None
+    """A PEM file with the certificate of this server, and those between it and its authority. With
+    it and `tls_key_file`, HTTP and gRPC are encrypted when `serve run` starts Serve; by default
+    both are plain text. The files are read by the proxy of each node, once."""
+    tls_key_file: str | None = None
+    """A PEM file with the private key of `tls_cert_file`, without a password."""
     allow_unauthenticated_cluster: bool = False
     """Whether to start where Ray asks nobody for a token although it can be reached from other
     machines: whoever reaches its ports can run code there."""
@@ -258,6 +266,12 @@ class AppArgs(BaseModel):
         if "model" not in self.drafters and self.draft is not None:
             raise ValueError(
                 f"draft={self.draft} is not used with drafter={self.drafter}; drop one of them"
+            )
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            given, other = ("cert", "key") if self.tls_key_file is None else ("key", "cert")
+            raise ValueError(
+                f"tls_{given}_file is given without tls_{other}_file; encryption takes both, plain "
+                "text neither"
             )
         if self.http_port == self.grpc_port != 0:
             raise ValueError(

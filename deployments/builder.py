@@ -16,6 +16,7 @@ from deployments.preflight import starts_ray
 from deployments.replicas.draft_pool import DraftPool
 from deployments.replicas.target_group import TargetGroup
 from deployments.router.deployment import Router
+from deployments.tls import TlsFiles, check_serve_has_tls
 
 SERVE_ENVIRONMENT = {
     # a streamed token takes proxy and router half the time that it does by actor calls
@@ -31,23 +32,33 @@ def start_serve(args: AppArgs) -> None:
     """Start Serve with our HTTP and gRPC ports; a running Serve, as under a config file, is kept.
 
     `serve run` has no option for gRPC, hence this. Raises ConfigError where strangers could reach
-    a Ray that asks for no token.
+    a Ray that asks for no token, and where a running Serve does not encrypt as the options ask.
     """
     if starts_ray():
         check_exposure(args)
     if not ray.is_initialized():
         ray.init(namespace="serve")
     check_exposure(args)
+    tls = TlsFiles.of(args)
     serve.start(
         proxy_location="EveryNode",
         controller_options={"runtime_env": {"env_vars": SERVE_ENVIRONMENT}},
-        http_options={"host": args.http_host, "port": args.http_port},
+        http_options={
+            "host": args.http_host,
+            "port": args.http_port,
+            "ssl_keyfile": tls.key_file,
+            "ssl_certfile": tls.cert_file,
+        },
         grpc_options=HostedGrpcOptions(
             host=args.grpc_host,
             port=args.grpc_port,
             grpc_servicer_functions=[SERVICER_FUNCTION],
+            enable_reflection=args.grpc_reflection,
+            tls_cert_file=tls.cert_file,
+            tls_key_file=tls.key_file,
         ),
     )
+    check_serve_has_tls(args)
 
 
 def build(args: AppArgs) -> serve.Application:

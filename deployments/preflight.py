@@ -16,6 +16,7 @@ from cluster.model_check import check_models
 from deployments.args import AppArgs, parse_options
 from deployments.exposure import check_exposure
 from deployments.router.chat.template_file import read_template
+from deployments.tls import check_tls
 from workers.errors import ConfigError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -41,6 +42,7 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
     if starts_ray():
         args = settle_addresses(args)
         check_exposure(args)
+        check_tls(args)
         machine = _this_machine()
     elif _is_on_the_only_node():
         machine = _this_machine()

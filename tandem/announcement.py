@@ -49,14 +49,16 @@ def ready(args: AppArgs, target: WorkerInfo, start_s: float) -> Iterator[str]:
         target: of a replica of the target.
         start_s: how long the start took, in seconds.
     """
-    url = f"http://{_reachable(args.http_host)}:{args.http_port}/v1"
+    scheme, tls = ("http", "") if args.tls_cert_file is None else ("https", ", TLS")
+    url = f"{scheme}://{_reachable(args.http_host)}:{args.http_port}/v1"
     num_tokens = target.num_blocks * target.block_size
     body = {"model": args.model_name, "prompt": PROMPT, "max_tokens": 64, "temperature": 0}
     yield f"ready after {start_s:.0f} s"
     yield f"  base URL  {url}{_of_whom(args.http_host)}"
     yield f"  model     {args.model_name}, {target.max_model_len:,} tokens of prompt and completion"
     yield f"  KV cache  {num_tokens:,} tokens of all requests{_of_each(args)}"
-    yield f"  gRPC      {_reachable(args.grpc_host)}:{args.grpc_port}{_of_whom(args.grpc_host)}"
+    grpc_address = f"{_reachable(args.grpc_host)}:{args.grpc_port}"
+    yield f"  gRPC      {grpc_address}{tls}{_of_whom(args.grpc_host)}"
     yield (
         f"  try       curl {url}/completions -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"

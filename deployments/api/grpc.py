@@ -1,22 +1,23 @@
-"""The gRPC methods `tandem.v1.Generation`: the same service, in protobuf.
+"""The gRPC methods of `tandem.v1.Generation`: the same service, in protobuf.
 
-The fields of a request are checked as those of HTTP are, by GenerationFields.
+A request is read as HTTP's request of the same kind, so that both have the same fields and rules.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any
 
-import grpc
-from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.api import tandem_pb2
+from deployments.api.completions import CompletionRequest
 from deployments.api.errors import grpc_code, told
-from deployments.api.fields import GenerationFields
-from deployments.api.marks import Grpc, mark
+from deployments.api.grpc_answers import completion_of, parts_of, usage_of
+from deployments.api.grpc_context import StatusContext, timeout_s
+from deployments.api.grpc_fields import given_fields
 from deployments.api.validation import parse
-from deployments.router.generation import Generation
 from deployments.router.request import GenerationRequest
 from deployments.router.service import GenerationService
 from workers.errors import (
@@ -29,129 +30,165 @@ from workers.errors import (
 logger = logging.getLogger(__name__)
 
 
-class StatusContext(Protocol):
-    """The part of Serve's gRPC context that is used."""
+class Rpcs:
+    """The methods, on one GenerationService. A failure sets the status of the call's context."""
 
-    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def __init__(self, service: GenerationService, *, max_request_bytes: int) -> None:
+        self._service = service
+        self._max_request_bytes = max_request_bytes
 
-    def set_details(self, details: str) -> None: ...
-
-
-async def generate(
-    service: GenerationService,
-    request: tandem_pb2.GenerateRequest,
-    context: StatusContext,
-    *,
-    max_request_bytes: int,
-) -> tandem_pb2.GenerateResponse:
-    """The whole completion; a failure sets the status."""
-    response = tandem_pb2.GenerateResponse()
-    try:
-        parsed = _parse(service, request, max_request_bytes)
-        async with service.open(parsed) as generation:
-            (completion,) = await generation.complete()
-            response = tandem_pb2.GenerateResponse(
-                id=_id(generation),
-                model=service.model.name,
-                text=completion.text,
-                token_ids=completion.token_ids,
-                finish_reason=completion.finish_reason,
-                usage=_usage(generation),
-            )
-    except Exception as error:
-        _set_status(context, error)
-    return response
-
-
-async def generate_stream(
-    service: GenerationService,
-    request: tandem_pb2.GenerateRequest,
-    context: StatusContext,
-    *,
-    max_request_bytes: int,
-) -> AsyncIterator[tandem_pb2.GenerateChunk]:
-    """The completion, commit by commit; a failure sets the status and is raised, without which
-    Serve would end the stream as if all were well."""
-    try:
-        parsed = _parse(service, request, max_request_bytes)
-        async with (
-            service.open(parsed) as generation,
-            aclosing(generation.run()) as deltas,
-        ):
-            async for _, delta in deltas:
-                yield tandem_pb2.GenerateChunk(
-                    id=_id(generation),
-                    text=delta.text,
-                    token_ids=delta.token_ids,
-                    finish_reason=delta.finish_reason or "",
-                    usage=_usage(generation) if delta.finish_reason else None,
+    async def generate(
+        self, request: tandem_pb2.GenerateRequest, context: StatusContext
+    ) -> tandem_pb2.GenerateResponse:
+        """The completions as a whole."""
+        with _FailureSetsStatus(context):
+            parsed = self._parse(request, context)
+            async with self._service.open(parsed) as generation:
+                completions = list(map(completion_of, await generation.complete()))
+                first = completions[0]
+                return tandem_pb2.GenerateResponse(
+                    id=f"cmpl-{generation.id}",
+                    model=self._service.model.name,
+                    usage=usage_of(generation),
+                    completions=completions,
+                    text=first.text,
+                    token_ids=first.token_ids,
+                    finish_reason=first.finish_reason,
                 )
-    except Exception as error:
-        raise _set_status(context, error) from None
+        return tandem_pb2.GenerateResponse()
+
+    async def generate_stream(
+        self, request: tandem_pb2.GenerateRequest, context: StatusContext
+    ) -> AsyncIterator[tandem_pb2.GenerateChunk]:
+        """The completions, commit by commit."""
+        with _FailureSetsStatus(context, is_raised=True):
+            parsed = self._parse(request, context, is_stream=True)
+            async with (
+                self._service.open(parsed) as generation,
+                aclosing(generation.run()) as deltas,
+            ):
+                num_running = len(generation.choices)
+                async for index, delta in deltas:
+                    num_running -= delta.finish_reason is not None
+                    yield tandem_pb2.GenerateChunk(
+                        id=f"cmpl-{generation.id}",
+                        index=index,
+                        usage=None if num_running else usage_of(generation),
+                        **parts_of(delta),
+                    )
+
+    async def tokenize(
+        self, request: tandem_pb2.TokenizeRequest, context: StatusContext
+    ) -> tandem_pb2.TokenizeResponse:
+        """The tokens of a text, which may be longer than the context."""
+        with _FailureSetsStatus(context):
+            self._check(request)
+            add_special_tokens = (
+                not request.HasField("add_special_tokens") or request.add_special_tokens
+            )
+            tokens = await self._service.tokenize(
+                request.prompt, add_special_tokens=add_special_tokens
+            )
+            names = self._service.token_names(tokens) if request.return_token_strs else ()
+            return tandem_pb2.TokenizeResponse(
+                tokens=tokens,
+                count=len(tokens),
+                max_model_len=self._service.model.info.max_model_len,
+                token_strs=names,
+            )
+        return tandem_pb2.TokenizeResponse()
+
+    async def detokenize(
+        self, request: tandem_pb2.DetokenizeRequest, context: StatusContext
+    ) -> tandem_pb2.DetokenizeResponse:
+        """The text of tokens, special ones included."""
+        with _FailureSetsStatus(context):
+            self._check(request)
+            return tandem_pb2.DetokenizeResponse(
+                prompt=await self._service.detokenize(list(request.tokens))
+            )
+        return tandem_pb2.DetokenizeResponse()
+
+    async def list_models(
+        self,
+        request: tandem_pb2.ListModelsRequest,
+        context: StatusContext,
+    ) -> tandem_pb2.ListModelsResponse:
+        """The names under which requests reach the model."""
+        with _FailureSetsStatus(context):
+            self._check(request)
+            model = self._service.model
+            cards = [
+                tandem_pb2.Model(
+                    id=name, created=model.created, max_model_len=model.info.max_model_len
+                )
+                for name in model.names
+            ]
+            return tandem_pb2.ListModelsResponse(models=cards)
+        return tandem_pb2.ListModelsResponse()
+
+    def health(self) -> HealthCheckResponse:
+        """SERVING while a target would answer."""
+        is_ready = self._service.why_not_ready() is None
+        status = HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse(status=status)
+
+    def _check(self, request: Any) -> None:
+        """Raise for a request that is too long or names a model that is not served here."""
+        if (num_bytes := request.ByteSize()) > self._max_request_bytes:
+            raise RequestTooLargeError(
+                f"the request has {num_bytes} bytes; at most {self._max_request_bytes} are taken "
+                "(the option max_request_bytes); send a shorter prompt"
+            )
+        if name := getattr(request, "model", ""):
+            self._service.check_model(name)
+
+    def _parse(
+        self,
+        request: tandem_pb2.GenerateRequest,
+        context: StatusContext,
+        *,
+        is_stream: bool = False,
+    ) -> GenerationRequest:
+        self._check(request)
+        prompt = request.WhichOneof("prompt")
+        if prompt is None:
+            raise InvalidRequestError("prompt is missing: set text or token_ids", field="prompt")
+        fields = {
+            **given_fields(request, CompletionRequest),
+            "model": request.model or self._service.model.name,
+            "prompt": request.text if prompt == "text" else list(request.token_ids.ids),
+            "stream": is_stream,
+        }
+        return parse(CompletionRequest, fields).generation_request(timeout_s=timeout_s(context))
 
 
-def _parse(
-    service: GenerationService, request: tandem_pb2.GenerateRequest, max_request_bytes: int
-) -> GenerationRequest:
-    if (num_bytes := request.ByteSize()) > max_request_bytes:
-        raise RequestTooLargeError(
-            f"the request has {num_bytes} bytes; at most {max_request_bytes} are taken (the option "
-            "max_request_bytes); send a shorter prompt"
-        )
-    prompt = request.WhichOneof("prompt")
-    if prompt is None:
-        raise InvalidRequestError("prompt is missing: set text or token_ids", field="prompt")
-    return parse(GenerationFields, _given(request)).to_request(
-        model=request.model or service.model.name,
-        prompts=[request.text if prompt == "text" else tuple(request.token_ids.ids)],
-    )
+class _FailureSetsStatus:
+    """Gives a failure of its block a code and a message; without a code, Serve sends its traceback.
 
-
-def _given(request: tandem_pb2.GenerateRequest) -> dict[str, Any]:
-    """The fields that the client has set, as JSON would have them."""
-    numbers = {
-        field_mark.number
-        for field in GenerationFields.model_fields.values()
-        if (field_mark := mark(field, Grpc)) is not None
-    }
-    return {
-        descriptor.name: _plain(value)
-        for descriptor, value in request.ListFields()
-        if descriptor.number in numbers
-    }
-
-
-def _plain(value: Any) -> Any:
-    """A value of protobuf as Python's own."""
-    if isinstance(value, Message):
-        return {descriptor.name: _plain(inner) for descriptor, inner in value.ListFields()}
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value if isinstance(value, str | int | float) else list(value)
-
-
-def _id(generation: Generation) -> str:
-    return f"cmpl-{generation.id}"
-
-
-def _usage(generation: Generation) -> tandem_pb2.Usage:
-    usage = generation.usage
-    return tandem_pb2.Usage(
-        prompt_tokens=usage.num_prompt_tokens,
-        completion_tokens=usage.num_completion_tokens,
-        accepted_prediction_tokens=usage.num_accepted,
-        rejected_prediction_tokens=usage.num_rejected,
-    )
-
-
-def _set_status(context: StatusContext, error: Exception) -> TandemError:
-    """Give a failure its code and message; without a code, Serve would send its traceback.
-
-    Returns the error to raise, if one has to be raised.
+    The error of a stream `is_raised`, without which Serve would end it as if all were well. A
+    method with one answer ends without: Serve would log a traceback.
     """
-    if not isinstance(error, TandemError):
-        logger.exception("a request failed", exc_info=error)
-        error = internal_error()
-    context.set_code(grpc_code(error))
-    context.set_details(told(str(error)))
-    return error
+
+    def __init__(self, context: StatusContext, *, is_raised: bool = False) -> None:
+        self._context = context
+        self._is_raised = is_raised
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not isinstance(error, TandemError):
+            logger.exception("a request failed", exc_info=error)
+            error = internal_error()
+        self._context.set_code(grpc_code(error))
+        self._context.set_details(told(str(error)))
+        if self._is_raised:
+            raise error from None
+        return True

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from deployments.api import unserved
 from deployments.api.fields import GenerationFields
+from deployments.api.marks import Grpc
 from deployments.api.validation import RequestModel, check_text, field_error
 from deployments.router import generation
 from deployments.router.request import MAX_COMPLETIONS
@@ -45,6 +46,7 @@ class OpenAIRequest(GenerationFields):
             description="Completions of each prompt. Completion i has the seed `seed` + i, which "
             f"wraps around at 2^63. Prompts times n are at most {MAX_COMPLETIONS}.",
         ),
+        Grpc(30),
     ] = 1
     stream: Annotated[
         bool, Field(description="If true, the answer is a stream of server-sent events.")

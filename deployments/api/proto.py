@@ -1,11 +1,13 @@
 """What `tandem.proto` has of the fields of requests, written from their definition.
 
-`make proto` runs this module before protoc. Each message that BEGIN stands in gets all fields of
-GenerationFields; the messages that these are made of stand at the end of the file, below NESTED.
+`make proto` runs this module before protoc. A line like BEGIN stands in each message that gets the
+fields of a request of HTTP's, below those that gRPC has in a way of its own. The messages that
+fields are made of stand at the end of the file, below NESTED.
 """
 
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -13,30 +15,36 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from deployments.api.fields import GenerationFields
+from deployments.api.completions import CompletionRequest
+from deployments.api.grpc_fields import marked_fields
 from deployments.api.marks import Grpc, mark
 from deployments.api.validation import RequestModel
 
 PATH = Path(__file__).parent / "tandem.proto"
-BEGIN = "  // The fields from here on are written by `make proto`, from fields.py.\n"
+REQUESTS: tuple[type[RequestModel], ...] = (CompletionRequest,)
+"""The requests whose fields the proto has."""
+BEGIN = "  // The fields from here on are written by `make proto`, from {}.\n"
 END = "}\n"
-NESTED = "// The messages from here on are written by `make proto`, from fields.py.\n"
+NESTED = "// The messages from here on are written by `make proto`.\n"
 LINE_LENGTH = 100
 SCALARS = {bool: "bool", float: "double", int: "int32", str: "string"}
 
 
-def with_fields(proto: str, model: type[RequestModel] = GenerationFields) -> str:
-    """The text of `tandem.proto` with the requests' fields as the model has them now."""
-    assert BEGIN in proto, f"{PATH} has lost the line {BEGIN!r}"
-    head, *parts = proto.partition(NESTED)[0].rstrip("\n").split(BEGIN)
-    fields = "".join(_fields(model))
-    text = head + "".join(BEGIN + fields + part[part.index(END) :] for part in parts)
-    nested = "".join(_messages(model))
-    return f"{text}\n" + (f"\n{NESTED}{nested}" if nested else "")
+def with_fields(proto: str, requests: Sequence[type[RequestModel]] = REQUESTS) -> str:
+    """The text of `tandem.proto` with the requests' fields as they are defined now."""
+    by_name = {request.__name__: request for request in requests}
+    head, *parts = re.split(BEGIN.format(r"(\w+)"), proto.partition(NESTED)[0].rstrip("\n"))
+    assert parts[::2] == list(by_name), f"{PATH} has fields of {parts[::2]}, not {list(by_name)}"
+    text = head
+    for name, part in zip(parts[::2], parts[1::2], strict=True):
+        fields = "".join(_fields(by_name[name]))
+        text += BEGIN.format(name) + fields + part[part.index(END) :]
+    nested = {message: None for request in requests for message in _messages(request)}
+    return f"{text}\n" + (f"\n{NESTED}{''.join(nested)}" if nested else "")
 
 
 def _fields(model: type[BaseModel]) -> Iterator[str]:
-    for name, field in _marked(model):
+    for name, field in marked_fields(model).items():
         number = mark(field, Grpc)
         assert number is not None
         words = field.description or ""
@@ -46,16 +54,11 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
 
 def _messages(model: type[BaseModel]) -> Iterator[str]:
     """The messages of fields that are objects, each before those in it."""
-    for _, field in _marked(model):
+    for field in marked_fields(model).values():
         kind = _item_kind(field.annotation)
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield f"\nmessage {kind.__name__} {{\n{''.join(_fields(kind))}}}\n"
             yield from _messages(kind)
-
-
-def _marked(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """The fields that gRPC has."""
-    return [(name, field) for name, field in model.model_fields.items() if mark(field, Grpc)]
 
 
 def _type(field: FieldInfo) -> str:

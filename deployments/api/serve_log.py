@@ -1,23 +1,28 @@
-"""Serve's log without tracebacks of errors that a gRPC client was told of with a status.
+"""Serve's log without tracebacks of what is no defect, and without a line for every probe.
 
-A stream can end with a status only by an exception, which Serve logs with two tracebacks, as if it
-were a defect. Defects of ours are logged where they are found (`api/grpc.py`).
+A stream can end with a status only by an exception, which Serve logs with two tracebacks. Of a
+request whose client has left, its proxy forgets a task, of which asyncio then complains. Defects of
+ours are logged where they are found (`api/grpc.py`).
 """
 
 import logging
 
-from ray.serve.exceptions import gRPCStatusError
+from ray.serve.exceptions import RequestCancelledError, gRPCStatusError
 
 SERVE_LOGGER = "ray.serve"
+ASYNCIO_LOGGER = "asyncio"
+PROBE = "/grpc.health.v1.Health/Check"
 
 
 def leave_out_told_errors() -> None:
-    """Have this process's Serve not log them, from now on."""
-    logger = logging.getLogger(SERVE_LOGGER)
-    if _is_news not in logger.filters:
-        logger.addFilter(_is_news)
+    """Have this process not log them, from now on."""
+    for name in (SERVE_LOGGER, ASYNCIO_LOGGER):
+        logging.getLogger(name).addFilter(_is_news)  # once, however often it is added
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, gRPCStatusError)
+    if isinstance(error, gRPCStatusError | RequestCancelledError):
+        return False
+    is_access = getattr(record, "serve_access_log", False)
+    return not (is_access and PROBE in record.getMessage())

@@ -44,6 +44,21 @@ class GenerationStub:
                 request_serializer=deployments_dot_api_dot_tandem__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=deployments_dot_api_dot_tandem__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/tandem.v1.Generation/Tokenize',
+                request_serializer=deployments_dot_api_dot_tandem__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=deployments_dot_api_dot_tandem__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/tandem.v1.Generation/Detokenize',
+                request_serializer=deployments_dot_api_dot_tandem__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=deployments_dot_api_dot_tandem__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/tandem.v1.Generation/ListModels',
+                request_serializer=deployments_dot_api_dot_tandem__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=deployments_dot_api_dot_tandem__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -63,6 +78,26 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """What a text is in tokens, and back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """The names that requests may give as their model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +110,21 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=deployments_dot_api_dot_tandem__pb2.GenerateRequest.FromString,
                     response_serializer=deployments_dot_api_dot_tandem__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=deployments_dot_api_dot_tandem__pb2.TokenizeRequest.FromString,
+                    response_serializer=deployments_dot_api_dot_tandem__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=deployments_dot_api_dot_tandem__pb2.DetokenizeRequest.FromString,
+                    response_serializer=deployments_dot_api_dot_tandem__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=deployments_dot_api_dot_tandem__pb2.ListModelsRequest.FromString,
+                    response_serializer=deployments_dot_api_dot_tandem__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +181,87 @@ class Generation:
             '/tandem.v1.Generation/GenerateStream',
             deployments_dot_api_dot_tandem__pb2.GenerateRequest.SerializeToString,
             deployments_dot_api_dot_tandem__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Generation/Tokenize',
+            deployments_dot_api_dot_tandem__pb2.TokenizeRequest.SerializeToString,
+            deployments_dot_api_dot_tandem__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Generation/Detokenize',
+            deployments_dot_api_dot_tandem__pb2.DetokenizeRequest.SerializeToString,
+            deployments_dot_api_dot_tandem__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Generation/ListModels',
+            deployments_dot_api_dot_tandem__pb2.ListModelsRequest.SerializeToString,
+            deployments_dot_api_dot_tandem__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,22 +6,20 @@ This is a shim. It connects handles, tokenizer and policies, and passes requests
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import serve
-from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
 from cluster import bundled
+from deployments.api.grpc_ingress import GrpcIngress
 from deployments.args import AppArgs, RouterConfig
 from workers.types import StepTime, WorkerInfo, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
     from deployments.transport.messages import Codec
@@ -35,7 +33,7 @@ ResultT = TypeVar("ResultT", bound=WorkResult)
 
 @serve.deployment(max_ongoing_requests=10_000, max_constructor_retry_count=3)
 @serve.ingress()
-class Router:
+class Router(GrpcIngress):
     """Owns the truth of every request it accepted."""
 
     async def __init__(  # type: ignore[misc]
@@ -44,6 +42,7 @@ class Router:
         target_group: DeploymentHandle[Any],
         draft_pool: DeploymentHandle[Any] | None,
     ) -> None:
+        from deployments.api.grpc import Rpcs
         from deployments.api.serve_log import leave_out_told_errors
         from deployments.metrics import RouterMetrics
         from deployments.router.drafting.chain import make_drafters
@@ -94,6 +93,7 @@ class Router:
             on_new_steps=self._ask_for_steps,
         )
         self._service = await self._make_service(target_info, self._watch(target_group))
+        self._rpcs = Rpcs(self._service, max_request_bytes=args.max_request_bytes)
 
     def _ask_for_steps(self) -> None:
         """A target has measured its steps anew, as it does when a compiled forward takes over."""
@@ -159,32 +159,6 @@ class Router:
             cors_allow_origins=self._args.cors_origins,
         )
         return make_app(self._service, options)
-
-    async def Generate(
-        self, request: "GenerateRequest", grpc_context: RayServegRPCContext
-    ) -> "GenerateResponse":
-        from deployments.api.grpc import generate
-
-        return await generate(
-            self._service,
-            request,
-            grpc_context,
-            max_request_bytes=self._args.max_request_bytes,
-        )
-
-    async def GenerateStream(
-        self, request: "GenerateRequest", grpc_context: RayServegRPCContext
-    ) -> "AsyncIterator[GenerateChunk]":
-        from deployments.api.grpc import generate_stream
-
-        chunks = generate_stream(
-            self._service,
-            request,
-            grpc_context,
-            max_request_bytes=self._args.max_request_bytes,
-        )
-        async for chunk in chunks:
-            yield chunk
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Change options of the running router: Serve calls it with the YAML's `user_config`.

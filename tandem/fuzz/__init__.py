@@ -1,1 +1,1 @@
-"""Extreme but legal requests, from the HTTP schema down to the workers' samples."""
+"""Extreme requests, from the wire formats down to the workers' samples."""

@@ -174,13 +174,13 @@ class Rig:
             options=OPTIONS,
             clock=time.monotonic,
         )
-        service = GenerationService(
+        self.service = GenerationService(
             ServedModel(name=MODEL_NAME, tokenizer=subject.tokenizer, info=info, created=1),
             self._loop,
             AdmissionLimits(max_running=24, max_waiting=1000),
             Health(recovery_timeout_s=60.0, stall_timeout_s=60.0, clock=time.monotonic),
         )
-        http = make_app(service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
+        http = make_app(self.service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
         transport = httpx.ASGITransport(http, raise_app_exceptions=False)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://fuzzed", timeout=60.0)
 

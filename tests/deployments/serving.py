@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import grpc
 import httpx
 from fastapi import FastAPI
 
 from deployments.api.completions import CompletionRequest
+from deployments.api.grpc import Rpcs
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
 from deployments.router.drafting.chain import make_drafters
@@ -48,6 +50,11 @@ class LocalServing:
             self.service, HttpOptions(**{"max_request_bytes": MAX_REQUEST_BYTES, **options})
         )
 
+    @property
+    def rpcs(self) -> Rpcs:
+        """The methods of gRPC."""
+        return Rpcs(self.service, max_request_bytes=MAX_REQUEST_BYTES)
+
     async def wait_until_nothing_is_held(self) -> None:
         async with asyncio.timeout(10):
             while (
@@ -59,6 +66,24 @@ class LocalServing:
                 or self.drafts.num_used_blocks
             ):
                 await asyncio.sleep(0.01)
+
+
+class GrpcContext:
+    """What Serve's context of a gRPC call is to a router."""
+
+    def __init__(self, **metadata: str) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        self._metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ import grpc
 import httpx
 import pytest
 
-from deployments.api.grpc_proxy import MALFORMED
+from deployments.api.grpc_proxy import malformed
 from tests.integration.conftest import Deploy, Served, request
 
 
@@ -65,4 +65,4 @@ async def test_a_message_that_is_no_request_is_told_so(served: Served) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary("/tandem.v1.Generation/Generate")(b"\xff", timeout=30)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == MALFORMED
+    assert caught.value.details() == malformed("GenerateRequest")

@@ -1,21 +1,22 @@
 """One definition of each field: HTTP, gRPC, the sampler and the docs agree with it."""
 
 import dataclasses
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from deployments.api import grpc as tandem_grpc
 from deployments.api import proto
 from deployments.api.completions import CompletionRequest
 from deployments.api.field_table import REQUIRED, rows
 from deployments.api.fields import GenerationFields
+from deployments.api.grpc_fields import given_fields, marked_fields
 from deployments.api.marks import Grpc, mark
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.validation import RequestModel, kinds_of
 from tests.deployments.loops import Models
-from tests.deployments.serving import MAX_REQUEST_BYTES, local_serving
+from tests.deployments.serving import GrpcContext, local_serving
 from workers.types import SamplingParams
 
 NEUTRAL_NAMES = {
@@ -53,10 +54,12 @@ def test_the_proto_says_what_the_definition_says() -> None:
     text = proto.PATH.read_text()
     assert proto.with_fields(text) == text
     numbers = {field.name: field.number for field in GenerateRequest.DESCRIPTOR.fields}
-    for name, field in GenerationFields.model_fields.items():
-        marked = mark(field, Grpc)
-        assert marked is not None
-        assert numbers[name] == marked.number
+    marked = marked_fields(CompletionRequest)
+    assert set(marked) >= {*GenerationFields.model_fields, "n"}
+    for name, field in marked.items():
+        found = mark(field, Grpc)
+        assert found is not None
+        assert numbers[name] == found.number
 
 
 def test_every_parameter_of_the_sampler_is_a_field_with_its_default() -> None:
@@ -65,11 +68,11 @@ def test_every_parameter_of_the_sampler_is_a_field_with_its_default() -> None:
 
 
 async def test_every_field_means_the_same_over_http_and_grpc(models: Models) -> None:
-    values = {name: unusual(field) for name, field in GenerationFields.model_fields.items()}
+    values = {name: unusual(field) for name, field in marked_fields(CompletionRequest).items()}
     by_http = CompletionRequest(model="tiny", prompt="Hello", **values).generation_request()
     sent = GenerateRequest(text="Hello", **values)
     async with local_serving(models.target) as serving:
-        by_grpc = tandem_grpc._parse(serving.service, sent, MAX_REQUEST_BYTES)
+        by_grpc = serving.rpcs._parse(sent, GrpcContext())
     assert by_grpc == by_http
     plain = CompletionRequest(model="tiny", prompt="Hello").generation_request()
     for name in values.keys() - set(SAMPLING) | {"bad_words"}:
@@ -93,7 +96,7 @@ def test_the_table_has_every_field_in_words() -> None:
     assert table["user"].takes == "a string"
     assert table["stream_options.include_usage"].takes == "true or false"
     assert table["min_p"].is_in_grpc
-    assert not table["n"].is_in_grpc
+    assert not table["user"].is_in_grpc
 
 
 @pytest.mark.parametrize(
@@ -105,3 +108,54 @@ def test_values_that_mean_the_same_to_the_sampler_are_one(
 ) -> None:
     request = GenerationFields(**sent).to_request(model="m", prompts=["p"])
     assert request.sampling == SamplingParams(**sampled)
+
+
+class Inner(RequestModel):
+    word: Annotated[Literal["a", "b"], Field(description="One of two."), Grpc(1)] = "a"
+    hidden: bool = False
+
+
+class Outer(RequestModel):
+    """Every type that a field may have."""
+
+    count: Annotated[int | None, Field(le=2**31 - 1), Grpc(1)] = None
+    big: Annotated[int, Field(le=2**63 - 1), Grpc(2)] = 0
+    ids: Annotated[list[int], Grpc(3)] = Field(default_factory=list)
+    schema_text: Annotated[str | dict[str, Any] | None, Grpc(4)] = None
+    inner: Annotated[Inner | None, Grpc(5)] = None
+    inners: Annotated[list[Annotated[Inner, Field(title="x")]], Grpc(6)] = Field(
+        default_factory=list
+    )
+    weights: Annotated[dict[int, Annotated[float, Field(ge=0)]], Grpc(7)] = Field(
+        default_factory=dict
+    )
+    not_in_grpc: int = 0
+
+
+def test_every_type_of_field_can_be_written() -> None:
+    """What stood there before is replaced; what is below in the same message's way stays."""
+    line = proto.BEGIN.format("Outer")
+    before = f"message A {{\n  string text = 9;\n{line}  old = 1;\n}}\n\nmessage B {{}}\n"
+    written = proto.with_fields(before, [Outer])
+    assert written == proto.with_fields(written, [Outer])
+    assert written == (
+        f"message A {{\n  string text = 9;\n{line}"
+        "  optional int32 count = 1;\n"
+        "  optional int64 big = 2;\n"
+        "  repeated int32 ids = 3;\n"
+        "  optional string schema_text = 4;\n"
+        "  optional Inner inner = 5;\n"
+        "  repeated Inner inners = 6;\n"
+        "  map<int32, double> weights = 7;\n"
+        f"}}\n\nmessage B {{}}\n\n{proto.NESTED}\n"
+        "message Inner {\n  // One of two.\n  optional string word = 1;\n}\n"
+    )
+
+
+def test_only_what_a_client_has_set_is_read() -> None:
+    request = GenerateRequest(temperature=0, stop=["a"], logit_bias={7: 1.5}, text="t", model="m")
+    assert given_fields(request, CompletionRequest) == {
+        "temperature": 0,
+        "stop": ["a"],
+        "logit_bias": {7: 1.5},
+    }

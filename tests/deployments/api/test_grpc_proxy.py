@@ -11,10 +11,10 @@ from unittest.mock import Mock
 import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
-from ray.serve.exceptions import gRPCStatusError
+from ray.serve.exceptions import RequestCancelledError, gRPCStatusError
 
 from deployments.api import grpc_proxy
-from deployments.api.grpc_proxy import MALFORMED, add_generation_to_server
+from deployments.api.grpc_proxy import add_generation_to_server, malformed
 from deployments.api.serve_log import SERVE_LOGGER, leave_out_told_errors
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 
@@ -78,7 +78,7 @@ async def test_bytes_that_are_no_request_are_told_so(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(channel, method, raw)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert caught.value.details() == MALFORMED
+    assert caught.value.details() == malformed("GenerateRequest")
 
 
 async def test_a_message_that_no_app_would_take_is_not_handed_on(
@@ -135,6 +135,7 @@ async def test_a_refused_stream_leaves_no_traceback_in_serves_log(
     logger = logging.getLogger(SERVE_LOGGER)
     for error in (
         gRPCStatusError(ValueError("told"), grpc.StatusCode.INVALID_ARGUMENT),
+        RequestCancelledError("told"),
         ValueError("a defect"),
     ):
         try:
@@ -142,9 +143,12 @@ async def test_a_refused_stream_leaves_no_traceback_in_serves_log(
         except Exception:
             logger.exception("a request failed")
     logger.warning("something else")
+    for method in ("/grpc.health.v1.Health/Check", "/tandem.v1.Generation/Generate"):
+        logger.warning("%s OK 2.0ms", method, extra={"serve_access_log": True})
     assert [record.getMessage() for record in caplog.records] == [
         "a request failed",
         "something else",
+        "/tandem.v1.Generation/Generate OK 2.0ms",
     ]
     assert "a defect" in caplog.text
     assert "told" not in caplog.text

@@ -1,0 +1,52 @@
+"""The gRPC methods as Serve's proxy calls them by name: of the deployment that mixes this in."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from ray.serve.grpc_util import RayServegRPCContext
+
+if TYPE_CHECKING:
+    from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+    from deployments.api import tandem_pb2
+    from deployments.api.grpc import Rpcs
+
+
+class GrpcIngress:
+    """Hands each method on. `grpc_context` is a name that Serve looks for."""
+
+    _rpcs: "Rpcs"
+
+    async def Generate(
+        self, request: "tandem_pb2.GenerateRequest", grpc_context: RayServegRPCContext
+    ) -> "tandem_pb2.GenerateResponse":
+        return await self._rpcs.generate(request, grpc_context)
+
+    async def GenerateStream(
+        self, request: "tandem_pb2.GenerateRequest", grpc_context: RayServegRPCContext
+    ) -> "AsyncIterator[tandem_pb2.GenerateChunk]":
+        async for chunk in self._rpcs.generate_stream(request, grpc_context):
+            yield chunk
+
+    async def Tokenize(
+        self, request: "tandem_pb2.TokenizeRequest", grpc_context: RayServegRPCContext
+    ) -> "tandem_pb2.TokenizeResponse":
+        return await self._rpcs.tokenize(request, grpc_context)
+
+    async def Detokenize(
+        self, request: "tandem_pb2.DetokenizeRequest", grpc_context: RayServegRPCContext
+    ) -> "tandem_pb2.DetokenizeResponse":
+        return await self._rpcs.detokenize(request, grpc_context)
+
+    async def ListModels(
+        self, request: "tandem_pb2.ListModelsRequest", grpc_context: RayServegRPCContext
+    ) -> "tandem_pb2.ListModelsResponse":
+        return await self._rpcs.list_models(request, grpc_context)
+
+    async def Check(
+        self,
+        request: "HealthCheckRequest",  # noqa: ARG002
+        grpc_context: RayServegRPCContext,  # noqa: ARG002
+    ) -> "HealthCheckResponse":
+        """Asked by the proxies on behalf of `grpc.health.v1.Health`."""
+        return self._rpcs.health()
