@@ -13,9 +13,10 @@ from deployments.api.answers import Endpoint, respond
 from deployments.api.chat_answers import ChatCompletion, ChatWriter
 from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_function
 from deployments.api.errors import ERROR_RESPONSES
-from deployments.api.fields import MAX_INTEGER, Takes
 from deployments.api.http_proxy import request_timeout_s
+from deployments.api.marks import Takes
 from deployments.api.openai import OpenAIRequest
+from deployments.api.sampling_fields import MAX_INTEGER
 from deployments.api.validation import brief, field_error
 from deployments.router.chat.message import Conversation
 from deployments.router.request import GenerationRequest
