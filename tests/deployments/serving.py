@@ -16,6 +16,7 @@ from deployments.api.completions import CompletionRequest
 from deployments.api.grpc import Rpcs
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
+from deployments.router.chat.template import ChatTemplate
 from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.drafting.remote import PooledDrafter
@@ -97,6 +98,7 @@ async def local_serving(
     draft: Model | None = None,
     tokenizer: Tokenizer | None = None,
     aliases: tuple[str, ...] = (),
+    chat_template: ChatTemplate | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[LocalServing]:
     """Serve a model, which drafts for itself unless there is another; `clock` is of its health."""

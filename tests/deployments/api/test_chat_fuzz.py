@@ -1,4 +1,4 @@
-"""Random chats: whatever a client sends, it is answered or told what is wrong, and nothing stays."""
+"""Random chats: whatever is sent is answered or told what is wrong, and nothing stays."""
 
 import random
 from typing import Any
