@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
 from tandem.__main__ import main
-from tandem.bench import app, engine, exact, long_prompt, traffic
+from tandem.bench import app, engine, exact, http_path, long_prompt, traffic
 from tandem.bench.cli import SUBJECTS, with_default_subject
 from tandem.bench.options import LoadOptions, command_of
 from tandem.bench.report import machine_name, percentiles, write_result
@@ -369,6 +369,16 @@ class TestLongPrompt:
         message = "--long-tokens 4089 and --max-tokens 8 are more than the context of 4096"
         with pytest.raises(ConfigError, match=message):
             long_prompt.long_prompt_len(long_prompt.Options(long_tokens=4089), 4096)
+
+
+class TestHttpPath:
+    def test_the_cost_is_the_share_of_tokens_per_second_that_is_lost(self) -> None:
+        pairs = [
+            http_path.Pair(streams_s=streams_s, one_request_s=1.0) for streams_s in (2.0, 1.25, 1.0)
+        ]
+        options = http_path.Options(num_streams=4, max_tokens=10)
+        table = http_path.format_table(options, pairs)
+        assert table.splitlines()[2] == "| 4 | 32.0 | 40.0 | 20.0% (0.0% to 50.0%) |"
 
 
 def make_chunks(*times_s: float) -> tuple[Event, ...]:

@@ -1,0 +1,89 @@
+"""The bundled target on a port of this process, in fp32, for clients that people have already.
+
+Most of these clients are in the extra `compat`; the tests of those that are not installed are skipped.
+"""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+import uvicorn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from cluster import bundled
+from tests.deployments.serving import local_serving
+from workers.model import load_model
+
+MODEL = "tiny"
+"""The name that `local_serving` gives its model."""
+MAX_REQUEST_BYTES = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running server, and the model behind it as transformers has it."""
+
+    port: int
+    reference: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def greedy(self, prompt_ids: list[int], num_tokens: int) -> list[int]:
+        """What the target alone writes."""
+        with torch.inference_mode():
+            output = self.reference.generate(  # type: ignore[operator]
+                torch.tensor([prompt_ids]),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+            )
+        tokens: list[int] = output[0, len(prompt_ids) :].tolist()
+        return tokens
+
+    def log_likelihood(self, context_ids: list[int], token_ids: list[int]) -> float:
+        """The log-probability of tokens that follow a context."""
+        with torch.inference_mode():
+            logits = self.reference(torch.tensor([context_ids + token_ids])).logits[0]
+        laws = logits.log_softmax(-1)
+        first = len(context_ids) - 1
+        return sum(float(laws[first + i, token]) for i, token in enumerate(token_ids))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Serve from a thread with an event loop of its own, as clients block."""
+    torch.set_num_threads(1)
+    name = bundled.resolve(bundled.TARGET_NAME)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    reference = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        is_up, stop = threading.Event(), threading.Event()
+
+        async def serve() -> None:
+            model = load_model(name, dtype="float32", device="cpu")
+            async with local_serving(model, tokenizer=tokenizer) as serving:
+                app = serving.app(max_request_bytes=MAX_REQUEST_BYTES)
+                served = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+                running = asyncio.create_task(served.serve(sockets=[listening]))
+                while not served.started:
+                    await asyncio.sleep(0.01)
+                is_up.set()
+                await asyncio.to_thread(stop.wait)
+                served.should_exit = True
+                await running
+
+        thread = threading.Thread(target=asyncio.run, args=[serve()], name="compat server")
+        thread.start()
+        assert is_up.wait(timeout=60)
+        yield Server(
+            port=listening.getsockname()[1], reference=reference, tokenizer=tokenizer
+        )
+        stop.set()
+        thread.join()
