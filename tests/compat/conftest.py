@@ -12,7 +12,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 import uvicorn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cluster import bundled
 from tests.deployments.serving import local_serving
@@ -82,8 +87,6 @@ def server() -> Iterator[Server]:
         thread = threading.Thread(target=asyncio.run, args=[serve()], name="compat server")
         thread.start()
         assert is_up.wait(timeout=60)
-        yield Server(
-            port=listening.getsockname()[1], reference=reference, tokenizer=tokenizer
-        )
+        yield Server(port=listening.getsockname()[1], reference=reference, tokenizer=tokenizer)
         stop.set()
         thread.join()

@@ -75,7 +75,9 @@ def test_a_task_is_generated(server: Server, harness_model: Any, tmp_path: Path)
     scores = results["results"]["local_multiple_choice"]
     context = server.tokenizer.encode("import os\nimport ")
     likelihoods = [
-        server.log_likelihood(context, server.tokenizer.encode("import os\nimport " + choice)[len(context) :])
+        server.log_likelihood(
+            context, server.tokenizer.encode("import os\nimport " + choice)[len(context) :]
+        )
         for choice in ("sys", "zzz")
     ]
     assert scores["acc,none"] == float(likelihoods[0] > likelihoods[1])
