@@ -1,6 +1,6 @@
 """The bundled target on a port of this process, in fp32, for clients that people have already.
 
-Most of these clients are in the extra `compat`; the tests of those that are not installed are skipped.
+Most of these clients are in the extra `compat`; tests of those that are not installed are skipped.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from cluster import bundled
+from deployments.router.chat.template import ChatTemplate
 from tests.deployments.serving import local_serving
 from workers.model import load_model
 
@@ -73,7 +74,9 @@ def server() -> Iterator[Server]:
 
         async def serve() -> None:
             model = load_model(name, dtype="float32", device="cpu")
-            async with local_serving(model, tokenizer=tokenizer) as serving:
+            async with local_serving(
+                model, tokenizer=tokenizer, chat_template=ChatTemplate(tokenizer)
+            ) as serving:
                 app = serving.app(max_request_bytes=MAX_REQUEST_BYTES)
                 served = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
                 running = asyncio.create_task(served.serve(sockets=[listening]))

@@ -1,4 +1,4 @@
-"""EleutherAI's lm-evaluation-harness: log likelihoods by `local-completions` (echo and logprobs)."""
+"""lm-evaluation-harness: log likelihoods by its `local-completions` (echo and logprobs)."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from tests.compat.conftest import MODEL, Server
 pytest.importorskip("lm_eval")
 
 CASES = [
-    ("def read(path):\n    ", "return path"),
-    ("import os\nimport ", "sys"),
-    ("for index in range(", "10):"),
+    ("def read(path):", "\n    return path"),
+    ("import os", "\nimport sys"),
+    ("for index in", " range(10):"),
 ]
+"""No context ends in a space: the harness would move it to the continuation."""
 
 
 @pytest.fixture
