@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from deployments.api import unserved
 from deployments.api.answers import Endpoint, respond
-from deployments.api.chat_answers import ChatCompletion, ChatWriter
+from deployments.api.chat_answers import AskedOfChat, ChatCompletion, ChatWriter
 from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_function
 from deployments.api.errors import ERROR_RESPONSES
+from deployments.api.fields import MAX_LOGPROBS
 from deployments.api.http_proxy import request_timeout_s
 from deployments.api.marks import Takes
 from deployments.api.openai import OpenAIRequest
@@ -21,6 +22,7 @@ from deployments.api.validation import brief, field_error
 from deployments.router.chat.message import Conversation
 from deployments.router.request import GenerationRequest
 from deployments.router.service import GenerationService
+from deployments.router.tokenizer import TokenNames
 
 PATH = "/v1/chat/completions"
 MAX_TOKENS = (
@@ -47,6 +49,21 @@ class ChatCompletionRequest(OpenAIRequest):
     max_completion_tokens: Annotated[
         int | None,
         Field(ge=1, le=MAX_INTEGER, description="OpenAI's newer name of max_tokens."),
+    ] = None
+    logprobs: Annotated[
+        bool,
+        Field(
+            description="If true, each token has its log-probability by the target's own law, "
+            "before temperature, penalties and whatever else shapes the choice."
+        ),
+    ] = False
+    top_logprobs: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            le=MAX_LOGPROBS,
+            description="The same for so many of the likeliest tokens in its place, with logprobs.",
+        ),
     ] = None
     tools: Annotated[
         Tools,
@@ -94,6 +111,10 @@ class ChatCompletionRequest(OpenAIRequest):
         ),
     ] = None
 
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     @classmethod
     def off_values(cls) -> unserved.OffValues:
         return unserved.CHAT
@@ -107,6 +128,11 @@ class ChatCompletionRequest(OpenAIRequest):
                 "max_completion_tokens",
                 f"max_completion_tokens is {self.max_completion_tokens} and max_tokens is "
                 f"{self.max_tokens}: they mean the same; send one of them",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise field_error(
+                "top_logprobs",
+                f"top_logprobs is {self.top_logprobs}, but logprobs is not true; send it with it",
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise field_error(
@@ -153,6 +179,16 @@ class ChatCompletionRequest(OpenAIRequest):
             template_kwargs=self._template_kwargs(),
         )
 
+    def asked(self, names: TokenNames) -> AskedOfChat:
+        """What the answer has to have."""
+        return AskedOfChat(
+            conversation=self.conversation(),
+            num_top_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.prompt_logprobs,
+            token_ids=self.return_token_ids,
+            name=names.name,
+        )
+
     def _template_kwargs(self) -> Mapping[str, Any]:
         """Variables that the client has set; those of OpenAI's fields, too, under their names."""
         named = ("reasoning_effort", "tool_choice", "parallel_tool_calls")
@@ -161,6 +197,8 @@ class ChatCompletionRequest(OpenAIRequest):
 
 
 def _add_route(app: FastAPI, service: GenerationService) -> None:
+    names = TokenNames(service.model.tokenizer)
+
     @app.post(
         PATH, response_model=None, responses={200: {"model": ChatCompletion}, **ERROR_RESPONSES}
     )
@@ -168,7 +206,7 @@ def _add_route(app: FastAPI, service: GenerationService) -> None:
         return await respond(
             service,
             body.generation_request(timeout_s=request_timeout_s(request.headers)),
-            partial(ChatWriter, service, body.conversation()),
+            partial(ChatWriter, service=service, asked=body.asked(names)),
             stream_options=body.used_stream_options,
         )
 

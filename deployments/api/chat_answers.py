@@ -2,10 +2,18 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from deployments.api.logprobs import (
+    ChatLogprobs,
+    Name,
+    PromptLogprobs,
+    chat_logprobs,
+    prompt_logprobs,
+)
 from deployments.api.openai import Usage
 from deployments.router.chat.message import Conversation, ToolCall
 from deployments.router.chat.text import MessageDelta, MessageText
@@ -50,17 +58,24 @@ class AssistantDelta(BaseModel):
     tool_calls: Annotated[list[ToolCallChoice] | None, Field(exclude_if=_is_absent)] = None
 
 
-class ChatChoice(BaseModel):
+class TokenDetails(BaseModel):
+    """What a client may ask for beside the message, about its tokens and the prompt's."""
+
+    logprobs: ChatLogprobs | None = None
+    prompt_logprobs: Annotated[PromptLogprobs | None, Field(exclude_if=_is_absent)] = None
+    token_ids: Annotated[list[int] | None, Field(exclude_if=_is_absent)] = None
+    prompt_token_ids: Annotated[list[int] | None, Field(exclude_if=_is_absent)] = None
+
+
+class ChatChoice(TokenDetails):
     index: int
     message: AssistantMessage
-    logprobs: None = None
     finish_reason: str | None
 
 
-class ChunkChoice(BaseModel):
+class ChunkChoice(TokenDetails):
     index: int
     delta: AssistantDelta
-    logprobs: None = None
     finish_reason: str | None = None
 
 
@@ -86,20 +101,47 @@ class ChatChunk(BaseModel):
     usage: Usage | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedOfChat:
+    """The part of a request that decides what its answer has."""
+
+    conversation: Conversation
+    num_top_logprobs: int | None
+    """Likeliest tokens beside each token; None for no log-probabilities."""
+    num_prompt_logprobs: int | None
+    token_ids: bool
+    name: Name
+    """The text that stands for a token."""
+
+    def details(self, delta: Delta) -> dict[str, Any]:
+        """The fields of TokenDetails for the tokens of a delta; none that was not asked for."""
+        details: dict[str, Any] = {}
+        if self.num_top_logprobs is not None:
+            details["logprobs"] = chat_logprobs(
+                delta.records, self.name, num_top=self.num_top_logprobs
+            )
+        if self.num_prompt_logprobs is not None and delta.prompt:
+            details["prompt_logprobs"] = prompt_logprobs(
+                delta.prompt, self.name, num_top=self.num_prompt_logprobs
+            )
+        if self.token_ids:
+            details["token_ids"] = list(delta.token_ids)
+            if delta.prompt:
+                details["prompt_token_ids"] = [record.token_id for record in delta.prompt]
+        return details
+
+
 class ChatWriter:
     """Writes a generation's results as OpenAI's chat completions."""
 
     def __init__(
-        self,
-        service: GenerationService,
-        conversation: Conversation,
-        generation: Generation,
-        model: str,
+        self, generation: Generation, model: str, *, service: GenerationService, asked: AskedOfChat
     ) -> None:
         self._id = f"chatcmpl-{generation.id}"
         self._created = int(time.time())
         self._model = model
-        message_format = service.message_format(conversation, generation.choices[0].prompt)
+        self._asked = asked
+        message_format = service.message_format(asked.conversation, generation.choices[0].prompt)
         self._texts = [MessageText(format=message_format) for _ in generation.choices]
         self._begun: set[int] = set()
         """The choices whose stream has begun."""
@@ -125,6 +167,7 @@ class ChatWriter:
                 tool_calls=calls or None,
             ),
             finish_reason=_finish_reason(delta, text),
+            **self._asked.details(delta),
         )
 
     def events(self, index: int, delta: Delta, usage: Usage | None) -> Iterator[ChatChunk]:
@@ -134,10 +177,12 @@ class ChatWriter:
             yield self._chunk(index, AssistantDelta(role="assistant", content=""), usage)
         text = self._texts[index]
         new = text.push(delta.text, is_final=delta.finish_reason is not None)
-        if new:
-            yield self._chunk(index, _delta(new), usage)
+        details = self._asked.details(delta)
+        if new or details:
+            yield self._chunk(index, _delta(new), usage, **details)
         if delta.finish_reason is not None:
-            yield self._chunk(index, AssistantDelta(), usage, _finish_reason(delta, text))
+            reason = _finish_reason(delta, text)
+            yield self._chunk(index, AssistantDelta(), usage, finish_reason=reason)
 
     def usage_event(self, usage: Usage) -> ChatChunk:
         return ChatChunk(
@@ -145,17 +190,13 @@ class ChatWriter:
         )
 
     def _chunk(
-        self,
-        index: int,
-        delta: AssistantDelta,
-        usage: Usage | None,
-        finish_reason: str | None = None,
+        self, index: int, delta: AssistantDelta, usage: Usage | None, **more: Any
     ) -> ChatChunk:
         return ChatChunk(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[ChunkChoice(index=index, delta=delta, finish_reason=finish_reason)],
+            choices=[ChunkChoice(index=index, delta=delta, **more)],
             usage=usage,
         )
 

@@ -42,6 +42,31 @@ class PromptLogprob(BaseModel):
     decoded_token: str
 
 
+class TopLogprob(BaseModel):
+    """A token that might stand in a place of a chat's answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+    @classmethod
+    def of(cls, name: str, logprob: float) -> Self:
+        return cls(token=name, logprob=max(logprob, LOWEST_LOGPROB), bytes=list(name.encode()))
+
+
+class TokenLogprob(TopLogprob):
+    """A token of a chat's answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """The log-probabilities of all tokens of a chat's answer, those of thoughts and calls too."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
@@ -57,6 +82,23 @@ def completion_logprobs(
         token_logprobs=[_finite(record.logprob) for record in records],
         top_logprobs=[_by_name(record, name, num_top) for record in records],
         text_offset=[first_offset + record.text_offset for record in records],
+    )
+
+
+def chat_logprobs(records: Sequence[TokenRecord], name: Name, *, num_top: int) -> ChatLogprobs:
+    """In the order of the records, each with the `num_top` likeliest tokens in its place."""
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                **dict(TopLogprob.of(name(record.token_id), record.logprob)),
+                top_logprobs=[
+                    TopLogprob.of(name(token_id), logprob)
+                    for token_id, logprob in (record.top_logprobs or ())[:num_top]
+                ],
+            )
+            for record in records
+            if record.logprob is not None
+        ]
     )
 
 

@@ -68,7 +68,6 @@ CHAT: OffValues = {
     "documents": ([],),
     "function_call": ("none", "auto"),
     "include_reasoning": (True,),
-    "logprobs": (False,),
     "separate_reasoning": (True,),
     "verbosity": (),
     "web_search_options": (),

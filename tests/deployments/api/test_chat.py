@@ -16,7 +16,7 @@ from deployments.router.tokenizer import load_tokenizer
 from tests.deployments.router.chat.templates import HERMES, LLAMA, MISTRAL, THINKING
 from tests.deployments.scripted import MODEL, chat_tokenizer, scripted_service
 from tests.deployments.serving import client_of, local_serving
-from workers.model import load_model
+from workers.model import Model, load_model
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[INST]", "[/INST]")
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("get", "put")]
@@ -289,28 +289,93 @@ async def test_a_model_without_a_template_says_what_to_do() -> None:
         assert (await client.post("/completions", json={"model": MODEL, "prompt": "x"})).is_success
 
 
-async def test_the_bundled_model_chats_out_of_the_box() -> None:
-    folder = bundled.resolve(bundled.TARGET_NAME)
-    tokenizer: Any = load_tokenizer(folder)
+MESSAGES = [
+    {"role": "system", "content": "Write Python."},
+    {"role": "user", "content": "A class for a stack.\nWith push and pop."},
+]
+GREEDY = {"model": "tiny", "max_tokens": 32, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def bundled_model() -> Model:
+    return load_model(bundled.resolve(bundled.TARGET_NAME), dtype="float32", device="cpu")
+
+
+@pytest.fixture
+async def bundled_client(bundled_model: Model) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    """A client of the bundled pair's target, and its tokenizer."""
+    tokenizer = load_tokenizer(bundled.resolve(bundled.TARGET_NAME))
     template = await load_chat_template(tokenizer, path=None)
-    model = load_model(folder, dtype="float32", device="cpu")
-    messages = [
-        {"role": "system", "content": "Write Python."},
-        {"role": "user", "content": "A class for a stack.\nWith push and pop."},
-    ]
-    fields = {
-        "model": "tiny", "messages": messages, "max_tokens": 32, "temperature": 0, "tools": TOOLS
-    }  # fmt: skip
     async with (
-        local_serving(model, tokenizer=tokenizer, chat_template=template) as serving,
+        local_serving(bundled_model, tokenizer=tokenizer, chat_template=template) as serving,
         client_of(serving) as client,
     ):
-        answer = (await client.post("/v1/chat/completions", json=fields)).json()
-        rendered = tokenizer.apply_chat_template(
-            messages, tools=TOOLS, add_generation_prompt=True, tokenize=False
+        client.base_url = httpx.URL("http://test/v1")
+        yield client, tokenizer
+
+
+def rendered(tokenizer: Any, **options: Any) -> str:
+    text: str = tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, tokenize=False, **options
+    )
+    return text
+
+
+async def test_the_bundled_model_chats_out_of_the_box(
+    bundled_client: tuple[httpx.AsyncClient, Any],
+) -> None:
+    client, tokenizer = bundled_client
+    for tools in (None, TOOLS):
+        prompt = rendered(tokenizer, tools=tools)
+        assert "# A class for a stack.\n# With push and pop.\n" in prompt
+        chat = {**GREEDY, "messages": MESSAGES, "tools": tools}
+        answer = (await client.post("/chat/completions", json=chat)).json()
+        plain = {**GREEDY, "prompt": prompt}
+        same = (await client.post("/completions", json=plain)).json()
+        assert answer["choices"][0]["message"]["content"] == same["choices"][0]["text"]
+        assert answer["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
+
+
+async def test_tokens_are_told_as_of_a_completion(
+    bundled_client: tuple[httpx.AsyncClient, Any],
+) -> None:
+    """Log-probabilities, ids, and those of the prompt, in a stream too."""
+    client, tokenizer = bundled_client
+    shared = {**GREEDY, "return_token_ids": True, "prompt_logprobs": 1}
+    chat = {**shared, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    (choice,) = (await client.post("/chat/completions", json=chat)).json()["choices"]
+    plain = {**shared, "prompt": rendered(tokenizer), "logprobs": 2}
+    (same,) = (await client.post("/completions", json=plain)).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert [token["token"] for token in content] == same["logprobs"]["tokens"]
+    assert "".join(token["token"] for token in content) == choice["message"]["content"]
+    assert [token["logprob"] for token in content] == pytest.approx(
+        same["logprobs"]["token_logprobs"], abs=1e-4
+    )
+    for token, top in zip(content, same["logprobs"]["top_logprobs"], strict=True):
+        assert len(token["top_logprobs"]) == 2
+        assert token["top_logprobs"][0]["token"] == token["token"]  # it is greedy
+        assert bytes(token["bytes"]).decode() == token["token"]
+        assert {t["token"]: t["logprob"] for t in token["top_logprobs"]} == pytest.approx(
+            top, abs=1e-4
         )
-        plain = {"model": "tiny", "prompt": rendered, "max_tokens": 32, "temperature": 0}
-        same = (await client.post("/v1/completions", json=plain)).json()
-    assert "# A class for a stack.\n# With push and pop.\n" in rendered
-    assert answer["choices"][0]["message"]["content"] == same["choices"][0]["text"]
-    assert answer["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
+    for name in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
+        assert choice[name] == same[name]
+    async with client.stream("POST", "/chat/completions", json={**chat, "stream": True}) as sent:
+        lines = [line async for line in sent.aiter_lines() if line.startswith("data: {")]
+    chunks = [json.loads(line[6:])["choices"][0] for line in lines]
+    streamed = [t for chunk in chunks if chunk["logprobs"] for t in chunk["logprobs"]["content"]]
+    assert [token["token"] for token in streamed] == same["logprobs"]["tokens"]
+    assert [i for chunk in chunks for i in chunk.get("token_ids", [])] == same["token_ids"]
+    assert [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c] == [
+        same["prompt_token_ids"]
+    ]
+
+
+async def test_logprobs_by_openais_client(bundled_client: tuple[httpx.AsyncClient, Any]) -> None:
+    client, _ = bundled_client
+    answer = await of_openai(client).chat.completions.create(
+        model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=1, max_completion_tokens=4
+    )
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.content or []) == 4
