@@ -143,21 +143,24 @@ class ChatWriter:
         self._asked = asked
         message_format = service.message_format(asked.conversation, generation.choices[0].prompt)
         self._texts = [MessageText(format=message_format) for _ in generation.choices]
+        self._offsets: list[list[int]] = [[] for _ in self._texts]
+        """Where the text of each token of each choice begins."""
         self._begun: set[int] = set()
         """The choices whose stream has begun."""
 
     def whole(self, completions: Sequence[Delta], usage: Usage) -> ChatCompletion:
+        choices = [self._choice(index, delta) for index, delta in enumerate(completions)]
         return ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=[self._choice(index, delta) for index, delta in enumerate(completions)],
-            usage=usage,
+            choices=choices,
+            usage=self._with_reasoning(usage),
         )
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
         text = self._texts[index]
-        message = text.push(delta.text, is_final=True)
+        message = self._push(index, delta)
         calls = [_call(call) for _, call in message.tool_calls]
         return ChatChoice(
             index=index,
@@ -176,7 +179,7 @@ class ChatWriter:
             self._begun.add(index)
             yield self._chunk(index, AssistantDelta(role="assistant", content=""), usage)
         text = self._texts[index]
-        new = text.push(delta.text, is_final=delta.finish_reason is not None)
+        new = self._push(index, delta)
         details = self._asked.details(delta)
         if new or details:
             yield self._chunk(index, _delta(new), usage, **details)
@@ -186,8 +189,27 @@ class ChatWriter:
 
     def usage_event(self, usage: Usage) -> ChatChunk:
         return ChatChunk(
-            id=self._id, created=self._created, model=self._model, choices=[], usage=usage
+            id=self._id,
+            created=self._created,
+            model=self._model,
+            choices=[],
+            usage=self._with_reasoning(usage),
         )
+
+    def _push(self, index: int, delta: Delta) -> MessageDelta:
+        """What a delta adds to the message of a choice."""
+        self._offsets[index] += [record.text_offset for record in delta.records]
+        return self._texts[index].push(delta.text, is_final=delta.finish_reason is not None)
+
+    def _with_reasoning(self, usage: Usage) -> Usage:
+        """The usage with the tokens that begin within thoughts, where these are looked for."""
+        if self._texts[0].format.reasoning is not None:
+            usage.completion_tokens_details.reasoning_tokens = sum(
+                offset < text.reasoning_end
+                for text, offsets in zip(self._texts, self._offsets, strict=True)
+                for offset in offsets
+            )
+        return usage
 
     def _chunk(
         self, index: int, delta: AssistantDelta, usage: Usage | None, **more: Any

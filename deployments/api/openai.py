@@ -73,6 +73,8 @@ class CompletionTokensDetails(BaseModel):
     accepted_prediction_tokens: int
     """Draft tokens that stand in the completion."""
     rejected_prediction_tokens: int
+    reasoning_tokens: Annotated[int | None, Field(exclude_if=lambda value: value is None)] = None
+    """Tokens of thoughts, their tags included; absent where thoughts are not looked for."""
 
 
 class SpeculationUsage(BaseModel):

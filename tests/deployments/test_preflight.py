@@ -60,6 +60,7 @@ def test_ports_that_are_free_stay() -> None:
     [
         ({"gama": "2"}, "no option 'gama'"),
         ({"target": "/no/such/folder", "drafter": "none"}, "no such folder"),
+        ({"chat_template": "/no/such/file"}, "chat_template is '/no/such/file', which cannot be"),
         ({"http_host": "192.0.2.77"}, "no address of this machine"),
         # tests run with RAY_AUTH_MODE=disabled
         ({"http_host": "0.0.0.0"}, "asks nobody for a token"),

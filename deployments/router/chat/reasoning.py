@@ -23,12 +23,20 @@ KNOWN_TAGS = (
 )
 
 
-def split_reasoning(
-    text: str, tags: ReasoningTags, *, is_open: bool, is_final: bool
-) -> tuple[str, str]:
-    """The thoughts that a text begins with, and the rest; spaces at the ends of thoughts are none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitText:
+    """A text's thoughts and the rest, without the spaces around thoughts."""
 
-    As long as the text is not final, both leave out what may become part of a tag.
+    thoughts: str = ""
+    rest: str = ""
+    end: int = 0
+    """Where the thoughts have ended in the text, behind their tag; 0 if there are none."""
+
+
+def split_reasoning(text: str, tags: ReasoningTags, *, is_open: bool, is_final: bool) -> SplitText:
+    """A text split behind the thoughts that it begins with.
+
+    As long as the text is not final, both parts leave out what may become part of a tag.
 
     Args:
         is_open: whether the prompt has ended within thoughts.
@@ -38,10 +46,10 @@ def split_reasoning(
     if begun.startswith(tags.opening):
         begun = begun[len(tags.opening) :]
     elif not is_final and tags.opening.startswith(begun):
-        return "", ""
+        return SplitText()
     elif not is_open:
-        return "", text
+        return SplitText(rest=text)
     thoughts, closing, rest = begun.partition(tags.closing)
     if not closing and not is_final:
         thoughts = thoughts[: len(thoughts) - num_held(thoughts, tags.closing)]
-    return thoughts.strip(), rest.lstrip()
+    return SplitText(thoughts=thoughts.strip(), rest=rest.lstrip(), end=len(text) - len(rest))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from deployments.router.chat.message import ToolCall
-from deployments.router.chat.reasoning import ReasoningTags, split_reasoning
+from deployments.router.chat.reasoning import ReasoningTags, SplitText, split_reasoning
 from deployments.router.chat.tool_calls import FoundCall, ToolCallFormat, find_calls
 
 
@@ -45,6 +45,8 @@ class MessageText:
     """
 
     format: MessageFormat
+    reasoning_end: int = 0
+    """Where the thoughts have ended in the text so far, behind their tag; 0 if there are none."""
     _text: str = ""
     _content_len: int = 0
     _reasoning_len: int = 0
@@ -60,14 +62,15 @@ class MessageText:
         if self.format.tool_calls is None and self.format.reasoning is None:
             return MessageDelta(content=text)
         self._text += text
-        reasoning, content = "", self._text
+        split = SplitText(rest=self._text)
         if self.format.reasoning is not None:
-            reasoning, content = split_reasoning(
+            split = split_reasoning(
                 self._text,
                 self.format.reasoning,
                 is_open=self.format.is_reasoning_open,
                 is_final=is_final,
             )
+        content = split.rest
         new_calls: tuple[tuple[int, ToolCall], ...] = ()
         if self.format.tool_calls is not None:
             content, calls = find_calls(content, self.format.tool_calls, is_final=is_final)
@@ -75,10 +78,11 @@ class MessageText:
             new_calls = tuple(self._new_of(calls, self.format.tool_calls))
         delta = MessageDelta(
             content=content[self._content_len :],
-            reasoning=reasoning[self._reasoning_len :],
+            reasoning=split.thoughts[self._reasoning_len :],
             tool_calls=new_calls,
         )
-        self._content_len, self._reasoning_len = len(content), len(reasoning)
+        self._content_len, self._reasoning_len = len(content), len(split.thoughts)
+        self.reasoning_end = split.end
         return delta
 
     def _new_of(

@@ -228,6 +228,23 @@ async def test_one_call_at_a_time() -> None:
         assert [call["function"]["name"] for call in message["tool_calls"]] == ["get"]
 
 
+async def test_tokens_of_thoughts_are_counted() -> None:
+    thoughts, answer = "<think>\nHm 世</think>", "\nHello"
+    tokenizer = chat_tokenizer(THINKING, SPECIAL)
+    num_thoughts = len(tokenizer.encode(thoughts))
+    options = {"stream_options": {"include_usage": True}}
+    async with served(thoughts + answer, template=THINKING, commit_len=3) as client:
+        for num_tokens, expected in ((num_thoughts - 2,) * 2, (99, num_thoughts)):
+            fields = {"max_tokens": num_tokens}
+            response = await client.post("/chat/completions", json=body(**fields))
+            streamed = await stream(client, **fields, **options)
+            for usage in (response.json()["usage"], streamed[-1]["usage"]):
+                assert usage["completion_tokens_details"]["reasoning_tokens"] == expected
+    async with served(answer) as client:
+        usage = (await client.post("/chat/completions", json=body())).json()["usage"]
+        assert "reasoning_tokens" not in usage["completion_tokens_details"]
+
+
 async def test_an_answer_may_be_sent_back() -> None:
     """As it came, whole: with its calls, thoughts, and what each tool says."""
     async with served(ANSWERS["thoughts"][1], template=THINKING) as client:
