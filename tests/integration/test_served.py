@@ -109,6 +109,19 @@ class TestClients:
         assert chunks[-1].usage.completion_tokens == NUM_TOKENS
         assert len(chunks) > 5
 
+    async def test_openai_streams_a_chat(self, served: Served) -> None:
+        """By the bundled target's own template: what it writes to the rendered prompt."""
+        messages = [{"role": "user", "content": "A class for a stack."}]
+        chat = {"model": MODEL, "messages": messages, "max_tokens": NUM_TOKENS, "temperature": 0}
+        async with served.openai() as client:
+            stream = await client.chat.completions.create(
+                **chat, stream=True, extra_body={"ignore_eos": True}
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(bundled.TARGET_NAME))
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert ["".join(pieces)] == await served_texts(served, [prompt], concurrency=1)
+
     async def test_openai_lists_the_model(self, served: Served) -> None:
         async with served.openai() as client:
             assert [model.id for model in (await client.models.list()).data] == [MODEL]

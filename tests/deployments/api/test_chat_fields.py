@@ -143,6 +143,8 @@ def test_a_wrong_message_is_told_by_its_place(message: Any, field: str, words: s
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "it must be an object"),
         ({"chat_template": "x"}, "chat_template", "not served"),
         ({"functions": [{}]}, "functions", "not served"),
+        ({"echo": True}, "echo", "not served"),
+        ({"enable_thinking": False}, "enable_thinking", "not served"),
         ({"modalities": ["audio"]}, "modalities", "not served"),
         ({"temprature": 1}, "temprature", "no field 'temprature'"),
     ],
