@@ -3,10 +3,12 @@
 What the objects look like is an endpoint's own affair: a Writer of it makes them.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -69,8 +71,14 @@ async def respond(
     async with service.open(request) as generation:
         writer = make_writer(generation, service.model.name)
         completions = await generation.complete()
-        body = writer.whole(completions, Usage.of(generation.usage))
-        return Response(body.model_dump_json(), media_type="application/json")
+        usage = Usage.of(generation.usage)
+
+        def write() -> str:
+            return writer.whole(completions, usage).model_dump_json()
+
+        # the log-probabilities of a long prompt take long to write, and others must not wait
+        content = await asyncio.to_thread(write) if request.shows_tokens else write()
+        return Response(content, media_type="application/json")
 
 
 class EventStream(Response):
@@ -113,8 +121,9 @@ class EventStream(Response):
                 async for index, delta in deltas:
                     if delta.text or delta.finish_reason or delta.prompt or shows_tokens:
                         usage = Usage.of(generation.usage) if is_usage_continuous else None
-                        for event in writer.events(index, delta, usage):
-                            yield _event(event)
+                        write = partial(_written, writer, index, delta, usage)
+                        for event in await asyncio.to_thread(write) if delta.prompt else write():
+                            yield event
             if with_usage:
                 yield _event(writer.usage_event(Usage.of(generation.usage)))
         except TandemError as error:
@@ -123,6 +132,10 @@ class EventStream(Response):
             logger.exception("a stream failed")
             yield _event(error_body(internal_error()))
         yield "data: [DONE]\n\n"
+
+
+def _written(writer: Writer, index: int, delta: Delta, usage: Usage | None) -> list[str]:
+    return [_event(event) for event in writer.events(index, delta, usage)]
 
 
 def _event(body: BaseModel) -> str:
