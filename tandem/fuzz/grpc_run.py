@@ -178,6 +178,8 @@ def _fault_of_text(call: Call, end: _End) -> str | None:
     asked = tandem_pb2.GenerateRequest.FromString(call.raw)
     if not last.finish_reason:
         return f"a text has no end: {last}"
-    if asked.max_tokens and last.usage.completion_tokens > asked.max_tokens * max(1, asked.n):
+    if asked.max_tokens and last.usage.completion_tokens > asked.max_tokens * max(
+        1, asked.n, asked.best_of
+    ):
         return f"{last.usage.completion_tokens} tokens, more than were asked for"
     return None

@@ -1,11 +1,29 @@
 """What only Serve's own proxies can show: what becomes of hostile headers, bodies and messages."""
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import grpc
 import httpx
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from deployments.api.grpc_proxy import malformed
-from tests.integration.conftest import Deploy, Served, request
+from deployments.api.tandem_pb2 import (
+    DetokenizeRequest,
+    GenerateRequest,
+    ListModelsRequest,
+    TokenizeRequest,
+)
+from deployments.api.tandem_pb2_grpc import GenerationStub
+from tests.integration.conftest import MODEL, Deploy, Served, request
+
+SERVICE = "tandem.v1.Generation"
 
 
 @pytest.fixture
@@ -66,3 +84,43 @@ async def test_a_message_that_is_no_request_is_told_so(served: Served) -> None:
             await channel.unary_unary("/tandem.v1.Generation/Generate")(b"\xff", timeout=30)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == malformed("GenerateRequest")
+
+
+async def test_health_tokens_and_models_are_told_through_the_proxy(served: Served) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        for service in ("", SERVICE):
+            request = HealthCheckRequest(service=service)
+            response = await HealthStub(channel).Check(request, timeout=30)
+            assert response.status == HealthCheckResponse.SERVING
+        watch = HealthStub(channel).Watch(HealthCheckRequest(), timeout=30)
+        assert (await watch.read()).status == HealthCheckResponse.SERVING
+        watch.cancel()
+        stub = GenerationStub(channel)
+        tokenized = await stub.Tokenize(TokenizeRequest(prompt="def f(x):"), timeout=30)
+        text = await stub.Detokenize(DetokenizeRequest(tokens=tokenized.tokens), timeout=30)
+        assert text.prompt == "def f(x):"
+        listed = await stub.ListModels(ListModelsRequest(), timeout=30)
+        assert [model.id for model in listed.models] == [MODEL]
+
+
+def test_reflection_names_the_services(served: Served) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {SERVICE, "grpc.health.v1.Health"} <= set(database.get_services())
+        pool = DescriptorPool(database)
+        assert "Generate" in pool.FindServiceByName(SERVICE).methods_by_name
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_call_whose_time_is_over_leaves_nothing(method: str, served: Served) -> None:
+    request = GenerateRequest(text="def f(", max_tokens=4000, ignore_eos=True)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        call = getattr(GenerationStub(channel), method)(request, timeout=0.5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call if method == "Generate" else anext(_all_of(call)))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await served.wait_until_nothing_is_held()
+
+
+async def _all_of(call: Any) -> AsyncIterator[list[Any]]:
+    yield [message async for message in call]
