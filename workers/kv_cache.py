@@ -100,9 +100,9 @@ class BlockAllocator:
         assert free == [b for b in range(self.num_blocks) if expected[b] == 0], "free list is wrong"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class CachedSequence:
-    """A sequence's soft state in a worker."""
+    """A sequence's soft state in a worker; what else is kept of it goes by its identity."""
 
     seq_id: str
     arrival: int

@@ -23,6 +23,10 @@ NO_TOKEN = -1
 """Stands for the token of a row without a finite highest score."""
 KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 """The dtypes of logits that `csrc/sample.cpp` reads."""
+BIASES_OF_BYTE = torch.tensor(
+    [[0.0 if byte >> bit & 1 else float("-inf") for bit in range(8)] for byte in range(256)]
+)
+"""What eight tokens' logits are added, by the bits that allow them.  # [256, 8]"""
 _MASK_32 = 0xFFFFFFFF
 _MASK_64 = 0xFFFFFFFFFFFFFFFF
 
@@ -38,6 +42,9 @@ class SamplingRow:
     history: Sequence[int] = ()
     """All tokens before `position`; read only where the parameters need them."""
     prompt_len: int = 0
+    allowed: Tensor | None = None
+    """The tokens that a grammar allows, one bit each, the lowest first; None where it does not say.
+    # [ceil(vocab / 8)] uint8, in main memory"""
 
     def banned_tokens(self) -> list[int]:
         """Tokens that may not be chosen here."""
@@ -157,6 +164,7 @@ def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     Greedy rows are not truncated or scaled: neither moves the maximum.
     """
     scores = logits.to(torch.float32, copy=True)
+    _forbid(scores, rows)
     for index, row in enumerate(rows):
         if row.params.logit_bias:
             _add_logit_bias(scores[index], row.params)
@@ -174,6 +182,21 @@ def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         return selected
     scores[torch.tensor(sampled, device=scores.device)] = selected
     return scores
+
+
+def _forbid(scores: Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Rule out what grammars do not allow, in place.  # [num_rows, vocab]"""
+    index = [i for i, row in enumerate(rows) if row.allowed is not None]
+    if not index:
+        return
+    masks = torch.stack([row.allowed for row in rows if row.allowed is not None])
+    eights = masks.flatten().to(scores.device, torch.int32)  # of tokens, one bit each
+    biases = BIASES_OF_BYTE.to(scores.device).index_select(0, eights)
+    biases = biases.view(len(index), -1)[:, : scores.shape[-1]]
+    if len(index) == len(rows):
+        scores += biases
+    else:
+        scores.index_add_(0, torch.tensor(index, device=scores.device), biases)
 
 
 def _add_logit_bias(scores: Tensor, params: SamplingParams) -> None:

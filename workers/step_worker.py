@@ -14,12 +14,15 @@ from torch import Tensor
 from workers.backlog import Backlog, WorkItem
 from workers.cpu import step_threads
 from workers.errors import InvalidRequestError, KVCacheExhaustedError, TandemError
+from workers.grammar_compiler import GrammarCompiler
+from workers.grammar_masks import GrammarMasks
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model
 from workers.paged_model import CacheOptions, PagedModel, Ranks
 from workers.scheduler import ScheduledRun, schedule
 from workers.step_plan import StepPlan
 from workers.step_times import Size, StepTable
+from workers.tokenizer import find_tokenizer
 from workers.types import WorkerInfo, WorkRequest, WorkResult
 
 logger = logging.getLogger(__name__)
@@ -63,6 +66,13 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         self._backlog: Backlog[RequestT] = Backlog(self._sequences, self._paged.max_model_len)
         self._max_batched_tokens = max_batched_tokens
         self._clock = clock
+        self._grammars = GrammarMasks(
+            GrammarCompiler(
+                lambda: find_tokenizer(model.name),
+                vocab_size=model.vocab_size,
+                end_tokens=model.eos_token_ids,
+            )
+        )
         self._failed: list[ResultT] = []
         """Results of sequences that have failed since they were last taken."""
         self.num_tokens_run = 0
@@ -199,6 +209,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             results.append(self.unanswered(request.seq_id, is_released=True))
         with self._isolated(request.seq_id):
             self._check(request)
+            if request.sampling.grammar is not None:
+                self._grammars.prepare(request.sampling.grammar)
             cached_len = self._backlog.submit(request)
             if cached_len is not None:
                 results.append(self.unanswered(request.seq_id, needs_tokens_from=cached_len))

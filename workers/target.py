@@ -75,6 +75,11 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         )
 
     def _serve(self, runs: Sequence[Run]) -> list[VerifyResult]:
+        too_early = {
+            run.sequence.seq_id
+            for run in runs
+            if not self._grammars.is_ready(run.sequence, run.item.request.sampling.grammar)
+        }
         logits = self._run(runs)
         if any(_wants_prompt_logprobs(run) for run in runs):
             logits = self._take_prompt_logprobs(runs, logits)
@@ -85,7 +90,10 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             if verdict is None or run.sequence.seq_id not in self._backlog:  # it has failed
                 continue
             with self._isolated(run.sequence.seq_id):
-                results.append(self._answer(run, verdict, logits, row))
+                is_early = run.sequence.seq_id in too_early
+                results.append(
+                    self._postpone(run) if is_early else self._answer(run, verdict, logits, row)
+                )
         return results
 
     def _run(self, runs: Sequence[Run]) -> Tensor:
@@ -142,13 +150,13 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         if not runs:
             return []
         try:
-            return list(self._rule.judge(logits, [_judged_run(run) for run in runs]))
+            return list(self._rule.judge(logits, [self._judged_run(run) for run in runs]))
         except Exception:  # of one of them: each by itself shows whose
             verdicts: list[Verdict | None] = [None] * len(runs)
             split = logits.split([_num_judged_rows(run) for run in runs])
             for index, (run, rows) in enumerate(zip(runs, split, strict=True)):
                 with self._isolated(run.sequence.seq_id):
-                    verdicts[index] = self._rule.judge(rows, [_judged_run(run)])[0]
+                    verdicts[index] = self._rule.judge(rows, [self._judged_run(run)])[0]
             return verdicts
 
     def _answer(self, run: Run, verdict: Verdict, logits: Tensor, row: int) -> VerifyResult:
@@ -159,11 +167,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         sequence = run.sequence
         accepted_len = sequence.cached_len - run.num_draft_slots + verdict.num_accepted
         if verdict.tokens[-1] == NO_TOKEN:
-            raise GenerationFailedError(
-                f"the scores of {self._paged.model.name!r} are not finite numbers at position "
-                f"{accepted_len}, or the request rules all tokens out, so none can be chosen; try "
-                "another prompt, other sampling parameters or dtype=float32"
-            )
+            raise self._no_token(run.item.request, accepted_len)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if (num_top := run.item.request.num_logprobs) is not None:
             rows = logits[row : row + len(verdict.tokens)]
@@ -178,6 +182,48 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             logprobs=logprobs,
             prompt_logprobs=tuple(run.item.prompt_logprobs),
         )
+
+    def _postpone(self, run: Run) -> VerifyResult:
+        """Have a sequence asked for again whose grammar is being compiled: no step waits for it."""
+        sequence = run.sequence
+        self._sequences.truncate(sequence, sequence.cached_len - run.num_draft_slots - 1)
+        self._backlog.finish(run.item)
+        return self._progress(run.item)
+
+    def _no_token(self, request: VerifyRequest, position: int) -> GenerationFailedError:
+        if request.sampling.grammar is not None:
+            return GenerationFailedError(
+                f"no token is allowed at position {position}: the grammar and the other parameters "
+                "of the request leave none; try another grammar"
+            )
+        return GenerationFailedError(
+            f"the scores of {self._paged.model.name!r} are not finite numbers at position "
+            f"{position}, so no token can be chosen; try another prompt, other sampling "
+            "parameters or dtype=float32"
+        )
+
+    def _judged_run(self, run: Run) -> JudgedRun:
+        """Once the run's tokens are cached: what decides the token after each that has logits."""
+        request, tokens = run.item.request, run.sequence.tokens
+        num_drafts = run.num_draft_slots
+        masks = self._grammars.after_each(
+            run.sequence,
+            request.sampling.grammar,
+            prompt_len=request.prompt_len,
+            num_drafts=num_drafts,
+        )
+        rows = tuple(
+            SamplingRow(
+                params=request.sampling,
+                seed=request.seed,
+                position=position,
+                history=tokens[:position] if request.sampling.needs_history else (),
+                prompt_len=request.prompt_len,
+                allowed=allowed,
+            )
+            for position, allowed in enumerate(masks, start=len(tokens) - num_drafts)
+        )
+        return JudgedRun(draft_tokens=_drafts(run), rows=rows)
 
     def _decide(self, logits: Tensor) -> None:
         row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)
@@ -210,20 +256,3 @@ def _note_prompt_logprobs(run: Run, logits: Tensor) -> None:
     known = tokens[begin + 1 : end]
     num_top = request.num_prompt_logprobs or 0
     run.item.prompt_logprobs += token_logprobs(logits[: len(known)], known, num_top=num_top)
-
-
-def _judged_run(run: Run) -> JudgedRun:
-    """Once the run's tokens are cached: what decides the token after each that has logits."""
-    request, tokens = run.item.request, run.sequence.tokens
-    first_position = len(tokens) - run.num_draft_slots
-    rows = tuple(
-        SamplingRow(
-            params=request.sampling,
-            seed=request.seed,
-            position=position,
-            history=tokens[:position] if request.sampling.needs_history else (),
-            prompt_len=request.prompt_len,
-        )
-        for position in range(first_position, len(tokens) + 1)
-    )
-    return JudgedRun(draft_tokens=_drafts(run), rows=rows)

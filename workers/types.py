@@ -8,6 +8,8 @@ request says which tokens its caller believes the worker has (`base_len`) and ca
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from workers.grammar import Grammar
+
 MAX_CATCH_UP = 16
 """Tokens to run besides drafts up to which a request is served whole, in the next step."""
 
@@ -26,8 +28,8 @@ def signed_64(number: int) -> int:
 class SamplingParams:
     """How the target's next-token law is shaped. The defaults leave it as the model gives it.
 
-    Applied in this order: logit bias, repetition, presence and frequency penalty, bans (min_tokens,
-    bad_words), temperature, top-k, top-p, min-p.
+    Applied in this order: grammar, logit bias, repetition, presence and frequency penalty, bans
+    (min_tokens, bad_words), temperature, top-k, top-p, min-p.
     """
 
     temperature: float = 1.0
@@ -51,6 +53,8 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Runs of tokens that do not stand in the output: the last one of a run is not chosen where the
     ones before it have just been."""
+    grammar: Grammar | None = None
+    """What the completion has to match: the logits of all other tokens are -inf."""
 
     @property
     def is_greedy(self) -> bool:
@@ -70,7 +74,9 @@ class SamplingParams:
     @property
     def _is_shaped(self) -> bool:
         """Whether the logits themselves are changed, before temperature and truncations."""
-        return self.has_penalties or bool(self.logit_bias) or self.has_bans
+        return (
+            self.has_penalties or bool(self.logit_bias) or self.has_bans or self.grammar is not None
+        )
 
     @property
     def has_bans(self) -> bool:

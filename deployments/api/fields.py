@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from deployments.api.grammar_fields import GrammarFields
 from deployments.api.marks import Grpc, Takes
 from deployments.api.sampling_fields import MAX_INTEGER, SamplingFields
 from deployments.api.validation import RequestModel, field_error
@@ -65,7 +66,7 @@ class Speculation(RequestModel):
         return 0 if self.mode == "off" else self.num_speculative_tokens
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, GrammarFields):
     """The fields that say how a completion is generated; requests of all wire formats have them."""
 
     max_tokens: Annotated[
@@ -191,6 +192,7 @@ class GenerationFields(SamplingFields):
             ignore_eos=self.ignore_eos,
             skip_special_tokens=self.skip_special_tokens,
             cache_salt=self.cache_salt,
+            grammar_field=self.grammar_field,
             num_logprobs=self.num_logprobs,
             num_prompt_logprobs=self.prompt_logprobs,
             return_token_ids=self.return_token_ids,

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from deployments.api import unserved
 from deployments.api.fields import GenerationFields
+from deployments.api.grammar_fields import FormatFields
 from deployments.api.marks import Grpc
 from deployments.api.validation import RequestModel, check_text, field_error
 from deployments.router import generation
@@ -32,7 +33,7 @@ class StreamOptions(RequestModel):
         return unserved.STREAM_OPTIONS
 
 
-class OpenAIRequest(GenerationFields):
+class OpenAIRequest(FormatFields, GenerationFields):
     """The fields that OpenAI's requests have beside those of all wire formats."""
 
     model: Annotated[

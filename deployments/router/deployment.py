@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
+    from deployments.router.tokenizer import Tokenizer
     from deployments.transport.messages import Codec
     from deployments.transport.worker_client import WorkerClient
+    from workers.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +50,11 @@ class Router(GrpcIngress):
         from deployments.router.drafting.chain import make_drafters
         from deployments.router.drafting.overlap import make_overlap
         from deployments.router.drafting.remote import PooledDrafter
+        from deployments.router.grammars import make_compiler
         from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.policy.controller import make_controller
         from deployments.router.speculation import Policies
+        from deployments.router.tokenizer import load_tokenizer
         from deployments.transport.messages import PROPOSE, VERIFY
 
         leave_out_told_errors()
@@ -70,6 +74,8 @@ class Router(GrpcIngress):
             draft_steps = draft_info.step_times
         self._steps = {"target_steps": target_info.step_times, "draft_steps": draft_steps}
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
+        tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
+        grammars = make_compiler(tokenizer, target_info)
         self._loop = RoundLoop(
             targets=_client(
                 target_group,
@@ -77,7 +83,7 @@ class Router(GrpcIngress):
                 VERIFY,
                 with_streams=args.has_streams(args.num_target_groups),
             ),
-            drafters=make_drafters(args.drafters, pool),
+            drafters=make_drafters(args.drafters, pool, grammars),
             policies=Policies(
                 gamma=self._controllers[args.gamma],
                 overlap=make_overlap(args.overlap),
@@ -92,7 +98,9 @@ class Router(GrpcIngress):
             clock=time.monotonic,
             on_new_steps=self._ask_for_steps,
         )
-        self._service = await self._make_service(target_info, self._watch(target_group))
+        self._service = await self._make_service(
+            tokenizer, target_info, self._watch(target_group), grammars
+        )
         self._rpcs = Rpcs(self._service, max_request_bytes=args.max_request_bytes)
 
     def _ask_for_steps(self) -> None:
@@ -124,14 +132,18 @@ class Router(GrpcIngress):
         self._watching = asyncio.create_task(asking)
         return health
 
-    async def _make_service(self, target_info: WorkerInfo, health: "Health") -> "GenerationService":
+    async def _make_service(
+        self,
+        tokenizer: "Tokenizer",
+        target_info: WorkerInfo,
+        health: "Health",
+        grammars: "GrammarCompiler",
+    ) -> "GenerationService":
         from deployments.router.admission import AdmissionLimits
         from deployments.router.chat.template import load_chat_template
         from deployments.router.service import GenerationService, ServedModel
-        from deployments.router.tokenizer import load_tokenizer
 
         args = self._args
-        tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
         return GenerationService(
             ServedModel(
                 name=args.model_name,
@@ -149,6 +161,7 @@ class Router(GrpcIngress):
             self._loop,
             AdmissionLimits(max_running=args.max_num_seqs, max_waiting=args.max_queued_requests),
             health,
+            grammars=grammars,
         )
 
     def __serve_build_asgi_app__(self) -> "FastAPI":

@@ -65,6 +65,8 @@ class GenerationRequest:
     """The only drafter that may draft; None for all that the app has."""
     max_gamma: int | None = None
     """Draft tokens of a round at most; None for what the app has."""
+    grammar_field: str | None = None
+    """The field that asks for the grammar of `sampling`, in the client's spelling."""
     timeout_s: float | None = None
     """Seconds that the client waits for the whole request; None means as long as it takes."""
 

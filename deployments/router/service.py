@@ -11,12 +11,14 @@ from deployments.router.chat.reader import ConversationReader
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.chat.text import MessageFormat
 from deployments.router.generation import Generation, Runtime
+from deployments.router.grammars import check_grammar, make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.prompts import PromptReader
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, prompt_field
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError
+from workers.grammar_compiler import GrammarCompiler
 from workers.types import SamplingParams, WorkerInfo
 
 NUM_END_TOKENS = 16
@@ -47,8 +49,15 @@ class GenerationService:
     """Turns requests into running generations, or says what is wrong with them."""
 
     def __init__(
-        self, model: ServedModel, loop: RoundLoop, limits: AdmissionLimits, health: Health
+        self,
+        model: ServedModel,
+        loop: RoundLoop,
+        limits: AdmissionLimits,
+        health: Health,
+        *,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`grammars` is what compiles those of requests; by default one of its own."""
         self.model = model
         self._runtime = Runtime(
             loop=loop,
@@ -61,6 +70,7 @@ class GenerationService:
         self._admission = Admission(limits)
         self._prompts = PromptReader(model.tokenizer, max_model_len=model.info.max_model_len)
         self._conversations = ConversationReader(model.chat_template, self._prompts)
+        self._grammars = grammars or make_compiler(model.tokenizer, model.info)
 
     @property
     def num_unfinished(self) -> int:
@@ -87,6 +97,9 @@ class GenerationService:
         self._check(request)
         request = self._with_tags(request)
         with self._admission.reserve(request.num_completions) as reservation:
+            await check_grammar(
+                self._grammars, request.sampling.grammar, field=request.grammar_field
+            )
             prompts = await self._prompts.read(
                 await self._conversations.read(request.prompts),
                 add_special_tokens=request.add_special_tokens,

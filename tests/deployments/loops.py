@@ -153,10 +153,14 @@ async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> 
 
 
 async def run_all(
-    loop: RoundLoop, all_params: Sequence[GenerationParams], *, concurrency: int
+    loop: RoundLoop,
+    all_params: Sequence[GenerationParams],
+    *,
+    concurrency: int,
+    eos_token_ids: Sequence[int] = (),
 ) -> list[Stream]:
     slots = asyncio.Semaphore(concurrency)
-    streams = [Stream(params) for params in all_params]
+    streams = [Stream(params, eos_token_ids) for params in all_params]
 
     async def run(stream: Stream) -> None:
         async with slots:

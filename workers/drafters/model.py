@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from workers.cpu.packed_linear import has_streams
+from workers.errors import TandemError
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
@@ -146,13 +147,40 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     def _sample(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
-        tokens, confidences = sample_with_confidence(logits, [_sampling_row(e) for e in drafting])
+        tokens, confidences = sample_with_confidence(
+            logits, [self._sampling_row(entry) for entry in drafting]
+        )
         for entry, token, confidence in zip(drafting, tokens, confidences, strict=True):
             if token == NO_TOKEN or not math.isfinite(confidence):
                 entry.has_ended = True
                 continue
             entry.draft_tokens.append(token)
             entry.confidences.append(round(confidence, CONFIDENCE_DIGITS))
+
+    def _sampling_row(self, entry: _Drafting) -> SamplingRow:
+        request, tokens = entry.run.item.request, entry.sequence.tokens
+        return SamplingRow(
+            params=request.sampling,
+            seed=request.seed,
+            position=len(tokens),
+            history=tokens if request.sampling.needs_history else (),
+            prompt_len=request.prompt_len,
+            allowed=self._allowed(entry),
+        )
+
+    def _allowed(self, entry: _Drafting) -> Tensor | None:
+        """What the grammar allows next; anything where that is not known: the target knows it."""
+        request = entry.run.item.request
+        try:
+            (mask,) = self._grammars.after_each(
+                entry.sequence,
+                request.sampling.grammar,
+                prompt_len=request.prompt_len,
+                num_drafts=0,
+            )
+        except TandemError:  # assumed tokens that do not match, or no tokenizer here
+            return None
+        return mask
 
     def _answer(self, entry: _Drafting) -> ProposeResult:
         self._backlog.finish(entry.run.item)
@@ -165,14 +193,3 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
     def _decide(self, logits: Tensor) -> None:
         row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)
         sample_with_confidence(logits, [row] * len(logits))
-
-
-def _sampling_row(entry: _Drafting) -> SamplingRow:
-    request, tokens = entry.run.item.request, entry.sequence.tokens
-    return SamplingRow(
-        params=request.sampling,
-        seed=request.seed,
-        position=len(tokens),
-        history=tokens if request.sampling.needs_history else (),
-        prompt_len=request.prompt_len,
-    )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from deployments.router.drafting import lookup, remote
+from deployments.router.drafting.forced import ForcedTokens
 from deployments.router.drafting.lookup import PromptLookup
 from deployments.router.drafting.prefetch import PrefetchingDrafter
 from deployments.router.drafting.protocol import (
@@ -20,6 +21,7 @@ from deployments.router.drafting.protocol import (
 )
 from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.sequence import Sequence
+from workers.grammar_compiler import GrammarCompiler
 from workers.types import NO_DRAFTS, DraftTokens
 
 logger = logging.getLogger(__name__)
@@ -28,9 +30,12 @@ LOCAL_DRAFTERS: dict[str, Callable[..., LocalDrafter]] = {lookup.SOURCE: PromptL
 """The local drafters by name. `is_last` tells them whether another is asked after them."""
 
 
-def make_drafters(names: SequenceOf[str], pool: PooledDrafter | None) -> list[Drafter]:
-    """The drafters of these names, of which "model" is `pool`."""
-    drafters: list[Drafter] = []
+def make_drafters(
+    names: SequenceOf[str], pool: PooledDrafter | None, grammars: GrammarCompiler | None = None
+) -> list[Drafter]:
+    """The drafters of these names, of which "model" is `pool`; if there are any, what `grammars`
+    force is drafted before all others."""
+    drafters: list[Drafter] = [ForcedTokens(grammars)] if names and grammars is not None else []
     for index, name in enumerate(names):
         if name == remote.SOURCE:
             assert pool is not None, "a draft model needs replicas"

@@ -54,7 +54,6 @@ def test_a_field_that_is_not_served_may_be_off(name: str) -> None:
         ({"detokenize": 1}, "detokenize is 1"),
         ({"max_new_tokens": 5}, "max_new_tokens is 5"),
         ({"suffix": "x"}, "suffix is 'x': it is not served yet; leave it out or send \"\""),
-        ({"response_format": {"type": "json_object"}}, "response_format is"),
         ({"tools": [{}]}, "tools is"),
     ],
     ids=str,

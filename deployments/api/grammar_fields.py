@@ -1,0 +1,225 @@
+"""The fields that ask for structured output, in OpenAI's words and in vLLM's.
+
+They say the same thing in several ways, so a request may use one of them. What comes of it is a
+`Grammar`, which knows no wire format.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from deployments.api.marks import Grpc, Takes
+from deployments.api.validation import RequestModel, brief, check_text, field_error
+from workers.grammar import Grammar
+from workers.grammar_compiler import MAX_SOURCE_LEN
+
+MAX_CHOICES = 1024
+FORMATS = ("text", "json_object", "json_schema")
+"""The types of `response_format` that are served."""
+SOURCE_WORDS = f"a string of at most {MAX_SOURCE_LEN} characters"
+
+Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SOURCE_LEN)]
+Choice = Annotated[str, StringConstraints(max_length=MAX_SOURCE_LEN)]
+
+
+class GrammarFields(RequestModel):
+    """What a completion has to match, in the fields of all wire formats; one of them at most."""
+
+    guided_json: Annotated[
+        str | dict[str, Any] | None,
+        Field(description="The completion is JSON that is valid by this JSON schema."),
+        Takes("a JSON schema, as an object or as a string"),
+        Grpc(40),
+    ] = None
+    guided_regex: Annotated[
+        Source | None,
+        Field(description="The regular expression matches the whole completion."),
+        Takes(SOURCE_WORDS),
+        Grpc(41),
+    ] = None
+    guided_choice: Annotated[
+        list[Choice],
+        Field(
+            max_length=MAX_CHOICES,
+            description="The completion is one of these texts.",
+            default_factory=list,
+        ),
+        Takes(f"a list of at most {MAX_CHOICES} strings"),
+        Grpc(42),
+    ]
+    guided_grammar: Annotated[
+        Source | None,
+        Field(
+            description="The context-free grammar derives the completion from its rule `start`, "
+            "in Lark's syntax, or from `root`, in the EBNF of llama.cpp."
+        ),
+        Takes(SOURCE_WORDS),
+        Grpc(43),
+    ] = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the completions have to match; named as in SamplingParams."""
+        return next((asked.grammar for asked in self._asked()), None)
+
+    @property
+    def grammar_field(self) -> str | None:
+        """Which field asks for it, in the client's spelling."""
+        return next((asked.field for asked in self._asked()), None)
+
+    @model_validator(mode="after")
+    def _check_grammar(self) -> Self:
+        asked = list(self._asked())
+        if len(asked) > 1:
+            first, second = asked[0].field, asked[1].field
+            raise field_error(
+                second, f"{first} and {second} both say what a completion is; give one of them"
+            )
+        return self
+
+    def _asked(self) -> Iterator["_Asked"]:
+        """What each field asks for; raises the error of one that is wrong."""
+        guided: dict[str, Any] = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice or None,
+            "grammar": self.guided_grammar,
+        }
+        for name, value in guided.items():
+            if value is not None:
+                yield _asked(f"guided_{name}", KINDS[name], value)
+
+
+class FormatFields(GrammarFields):
+    """The same in objects, as OpenAI's requests have it."""
+
+    response_format: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description='{"type": "json_object"} for any JSON object, {"type": "json_schema", '
+            '"json_schema": {"name": ..., "schema": ...}} for what is valid by a JSON schema, '
+            '{"type": "text"} for any text.'
+        ),
+        Takes("an object, as OpenAI has it"),
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="One of json (a schema), json_object (true), regex, choice and grammar, as "
+            "vLLM has it."
+        ),
+        Takes("an object"),
+    ] = None
+
+    def _asked(self) -> Iterator["_Asked"]:
+        if self.response_format is not None:
+            yield from _of_response_format(self.response_format)
+        if self.structured_outputs is not None:
+            yield from _of_structured_outputs(self.structured_outputs)
+        yield from super()._asked()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    field: str
+    grammar: Grammar
+
+
+def _asked(field: str, make: Callable[[Any], Grammar], value: Any) -> _Asked:
+    """Raises the field's error for a value that is no source of such a grammar."""
+    try:
+        grammar = make(value)
+        check_text(grammar.source)
+    except ValueError as error:
+        raise field_error(field, f"{field} is {brief(value)}: {error}") from None
+    if len(grammar.source) > MAX_SOURCE_LEN:
+        raise field_error(
+            field,
+            f"{field} has {len(grammar.source)} characters; at most {MAX_SOURCE_LEN} are taken",
+        )
+    return _Asked(field, grammar)
+
+
+def _json(value: Any) -> Grammar:
+    """A schema, as an object or as its text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("it must be a JSON schema, but is no JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("it must be a JSON schema, which is an object")
+    try:
+        return Grammar.json_schema(value)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _regex(value: Any) -> Grammar:
+    return Grammar.regex(_text(value))
+
+
+def _choice(value: Any) -> Grammar:
+    is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if not is_list or not 1 <= len(value) <= MAX_CHOICES:
+        raise ValueError(f"it must be a list of 1 to {MAX_CHOICES} strings")
+    return Grammar.choice(value)
+
+
+def _grammar(value: Any) -> Grammar:
+    return Grammar.lark(_text(value))
+
+
+def _json_object(value: Any) -> Grammar:
+    if value is not True:
+        raise ValueError("it must be true, or left out")
+    return Grammar.json_object()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("it must be a string that is not empty")
+    return value
+
+
+KINDS: Mapping[str, Callable[[Any], Grammar]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}
+"""What may be asked for, by vLLM's names, and what makes a grammar of a value."""
+
+
+def _of_response_format(value: Mapping[str, Any]) -> Iterator[_Asked]:
+    kind = value.get("type")
+    if kind not in FORMATS:
+        raise field_error(
+            "response_format.type",
+            f"response_format.type is {brief(kind)}: it must be one of {', '.join(FORMATS)}",
+        )
+    if kind == "json_object":
+        yield _Asked("response_format", Grammar.json_object())
+    elif kind == "json_schema":
+        described = value.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
+        yield _asked("response_format.json_schema.schema", _json, schema)
+
+
+def _of_structured_outputs(value: Mapping[str, Any]) -> Iterator[_Asked]:
+    """Options beside what is asked for may be there if they are off."""
+    for name, given in value.items():
+        if given is None or given is False:
+            continue
+        field = f"structured_outputs.{name}"
+        if name not in KINDS:
+            raise field_error(
+                field,
+                f"{field} is {brief(given)}: it is not served; structured_outputs takes one of "
+                f"{', '.join(KINDS)}",
+            )
+        yield _asked(field, KINDS[name], given)

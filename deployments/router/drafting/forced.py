@@ -1,0 +1,50 @@
+"""Forced tokens: what the grammar of a sequence leaves no choice about, drafted without a model.
+
+A JSON schema spells out its keys, and a choice its ending once it is clear which it is. The grammar
+forces the text; how the target cuts it into tokens is its own affair, so the usual cut is drafted.
+"""
+
+from deployments.router.sequence import Sequence
+from workers.grammar_compiler import GrammarCompiler
+from workers.grammar_matcher import OutputMatcher
+from workers.types import NO_DRAFTS, DraftTokens
+
+SOURCE = "grammar"
+CONFIDENCE = 0.95
+"""How likely each forced token is to be the target's; measured: see docs/drafting.md."""
+LEAST_TOKENS = 3
+"""Forced tokens for which it speaks: of fewer, another drafter makes more, as it goes beyond."""
+
+
+class ForcedTokens:
+    """Drafts for any number of sequences by their grammars; silent for those without."""
+
+    source = SOURCE
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        """`compiler` has compiled the grammars before, when they were checked."""
+        self._compiler = compiler
+        self._matchers: dict[str, OutputMatcher] = {}
+
+    def __len__(self) -> int:
+        """Sequences of which something is kept."""
+        return len(self._matchers)
+
+    def draft(self, sequence: Sequence, max_tokens: int) -> DraftTokens:
+        grammar = sequence.params.sampling.grammar
+        if grammar is None:
+            return NO_DRAFTS
+        matcher = self._matchers.get(sequence.seq_id)
+        if matcher is None:
+            if not self._compiler.compile(grammar).done():
+                return NO_DRAFTS
+            matcher = self._matchers[sequence.seq_id] = self._compiler.matcher(grammar)
+        if not matcher.move_to(sequence.tokens[sequence.prompt_len :]):
+            return NO_DRAFTS
+        tokens = tuple(matcher.forced()[:max_tokens])
+        if len(tokens) < min(LEAST_TOKENS, max_tokens):
+            return NO_DRAFTS
+        return DraftTokens(tokens=tokens, confidences=(CONFIDENCE,) * len(tokens), source=SOURCE)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._matchers.pop(sequence.seq_id, None)

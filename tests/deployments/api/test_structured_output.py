@@ -1,0 +1,216 @@
+"""Structured output over HTTP and gRPC: what is asked for in which words, and what is refused."""
+
+import json
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from openai import AsyncOpenAI
+from transformers import AutoTokenizer
+
+from deployments.api import grpc as tandem_grpc
+from deployments.api.completions import CompletionRequest
+from deployments.api.tandem_pb2 import GenerateRequest
+from deployments.api.validation import parse
+from tests.deployments.serving import (
+    MAX_REQUEST_BYTES,
+    LocalServing,
+    body,
+    client_of,
+    complete,
+    local_serving,
+)
+from tests.grammars import ARITHMETIC, PERSON, save_grammar_model
+from workers.errors import InvalidRequestError
+from workers.grammar import Grammar
+from workers.model import Model, load_model
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "person", "strict": True, "schema": PERSON},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(
+        save_grammar_model(tmp_path_factory.mktemp("m")), dtype="float32", device="cpu"
+    )
+
+
+@pytest.fixture
+async def serving(model: Model) -> AsyncIterator[LocalServing]:
+    tokenizer = AutoTokenizer.from_pretrained(model.name)
+    async with local_serving(model, tokenizer=tokenizer) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(serving) as client:
+        yield client
+
+
+def asked(**fields: Any) -> Grammar | None:
+    return parse(CompletionRequest, body(**fields)).generation_request().sampling.grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": None, "guided_choice": None, "guided_json": None}, None),
+        ({"structured_outputs": {"json": None, "disable_any_whitespace": False}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
+        ({"response_format": SCHEMA}, Grammar.json_schema(PERSON)),
+        ({"structured_outputs": {"json": PERSON}}, Grammar.json_schema(PERSON)),
+        ({"structured_outputs": {"json": json.dumps(PERSON)}}, Grammar.json_schema(PERSON)),
+        ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar.regex("a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar.choice(["a", "b"])),
+        ({"structured_outputs": {"grammar": ARITHMETIC}}, Grammar.lark(ARITHMETIC)),
+        ({"guided_json": PERSON}, Grammar.json_schema(PERSON)),
+        ({"guided_json": json.dumps(PERSON)}, Grammar.json_schema(PERSON)),
+        ({"guided_regex": "a+", "response_format": {"type": "text"}}, Grammar.regex("a+")),
+        ({"guided_choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
+        ({"guided_grammar": ARITHMETIC, "guided_decoding_backend": "x"}, Grammar.lark(ARITHMETIC)),
+    ],
+    ids=str,
+)
+def test_the_fields_say_the_same_in_several_ways(
+    fields: dict[str, Any], grammar: Grammar | None
+) -> None:
+    assert asked(**fields) == grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            "must be one of text, json_",
+        ),
+        ({"response_format": {}}, "response_format.type", "is None"),
+        ({"response_format": "json"}, "response_format", "it must be an object"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema.schema",
+            "JSON schema",
+        ),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "it is not served"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to 1024 strings"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice", "1 to 1024 strings"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "it must be a string"),
+        ({"guided_json": "{"}, "guided_json", "is no JSON"),
+        ({"guided_json": "[1]"}, "guided_json", "which is an object"),
+        ({"guided_regex": ""}, "guided_regex", "it is empty"),
+        ({"guided_regex": "a\ud83d"}, "guided_regex", "surrogate"),
+        ({"guided_regex": "a" * 70_000}, "guided_regex", "at most 65536 characters"),
+        ({"guided_json": {"enum": ["a" * 70_000]}}, "guided_json", "at most 65536 are taken"),
+        ({"guided_choice": ["a"] * 1025}, "guided_choice", "at most 1024 items"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "give one of them"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex",
+            "response_format and guided_regex both",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_fields_are_named(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        asked(**fields)
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_what_is_asked_for_is_answered(client: httpx.AsyncClient, temperature: float) -> None:
+    more = {"temperature": temperature, "max_tokens": 120, "ignore_eos": False}
+    (choice,) = (await complete(client, response_format=SCHEMA, **more))["choices"]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["text"]), PERSON)
+    (choice,) = (await complete(client, guided_choice=["left", "right"], **more))["choices"]
+    assert choice["text"] in ("left", "right")
+    (choice,) = (await complete(client, guided_regex="[0-9]{4}-[0-9]{2}", **more))["choices"]
+    assert (len(choice["text"]), choice["text"][4]) == (7, "-")
+
+
+async def test_n_completions_of_several_prompts_each_match(client: httpx.AsyncClient) -> None:
+    answer = await complete(client, prompt=["one", "two"], n=3, guided_regex="[a-d]{6}", seed=1)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert all(len(text) == 6 and set(text) <= set("abcd") for text in texts)
+    assert len(set(texts)) > 1
+
+
+async def test_openais_client_gets_json(serving: LocalServing) -> None:
+    http = httpx.AsyncClient(
+        transport=httpx.ASGITransport(serving.app()), base_url="http://test/v1"
+    )
+    async with AsyncOpenAI(base_url="http://test/v1", api_key="x", http_client=http) as client:
+        answer = await client.completions.create(
+            model="tiny",
+            prompt="A person:",
+            max_tokens=120,
+            seed=4,
+            extra_body={"response_format": SCHEMA},
+        )
+    jsonschema.validate(json.loads(answer.choices[0].text), PERSON)
+
+
+async def test_a_hostile_grammar_is_refused_and_others_go_on(client: httpx.AsyncClient) -> None:
+    for stream in (False, True):
+        response = await client.post(
+            "/v1/completions",
+            json=body(guided_regex="(" * 999 + ")" * 999, stream=stream),
+        )
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "guided_regex")
+        assert error["message"].startswith("the grammar cannot be used: ")
+    assert (await complete(client))["choices"]
+
+
+async def test_a_tokenizer_without_bytes_is_told(model: Model) -> None:
+    async with local_serving(model) as serving, client_of(serving) as client:
+        response = await client.post("/v1/completions", json=body(guided_regex="a"))
+        assert response.status_code == 400
+        assert "no tokenizer that says the bytes of its tokens" in response.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": json.dumps(PERSON)},
+        {"guided_regex": "[ab]{5}"},
+        {"guided_choice": ["x", "y"]},
+        {"guided_grammar": ARITHMETIC},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_grpc_has_the_fields_too(
+    serving: LocalServing, client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    context = Context()
+    request = GenerateRequest(text="Hello", max_tokens=60, seed=3, temperature=0.8, **fields)
+    generate = partial(tandem_grpc.generate, max_request_bytes=MAX_REQUEST_BYTES)
+    by_grpc = await generate(serving.service, request, context)
+    assert context.code is None
+    (choice,) = (await complete(client, max_tokens=60, seed=3, temperature=0.8, **fields))[
+        "choices"
+    ]
+    assert by_grpc.text == choice["text"]
+
+
+class Context:
+    code: Any = None
+
+    def set_code(self, code: Any) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details

@@ -1,0 +1,50 @@
+"""Grammars, and tiny models with a tokenizer that they can be compiled for."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from tests.fakes import END, byte_tokenizer
+from tests.tiny_models import save_model
+from workers.grammar import Grammar
+
+VOCAB_SIZE = 288
+"""More than the tokenizer has: some tokens stand for nothing, as where embeddings are padded."""
+END_TOKEN = 0
+TEXTS = ('{"name": "value", "count": 12}', "the quick brown fox, one, two and three\n")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+        "kind": {"enum": ["first", "second", "third"]},
+    },
+    "required": ["name", "count", "kind"],
+    "additionalProperties": False,
+}
+ARITHMETIC = """
+start: expr
+expr: expr "+" term | term
+term: "(" expr ")" | NUMBER
+NUMBER: /[0-9]{1,3}/
+"""
+GBNF = 'root ::= "yes" | "no" ("!" | "?")\n'
+
+GRAMMARS = {
+    "schema": Grammar.json_schema(PERSON),
+    "object": Grammar.json_object(),
+    "regex": Grammar.regex(r"(ab|cd)+-[0-9]{2,9}"),
+    "choice": Grammar.choice(["red", "redder", 'a "quoted" one', "grün\n"]),
+    "lark": Grammar.lark(ARITHMETIC),
+    "gbnf": Grammar.lark(GBNF),
+}
+
+
+def save_grammar_model(folder: Path, seed: int = 0) -> str:
+    """Write a tiny model and a byte-level tokenizer; "<|end|>" ends its texts."""
+    name = save_model(folder, seed=seed, vocab_size=VOCAB_SIZE, eos_token_id=END_TOKEN)
+    tokenizer = byte_tokenizer(TEXTS)
+    assert tokenizer.token_to_id(END) == END_TOKEN
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
+    return name

@@ -1,0 +1,175 @@
+"""Grammars: what they match, token by token, and what is refused."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes import byte_tokenizer
+from tests.grammars import END_TOKEN, GRAMMARS, TEXTS, VOCAB_SIZE
+from workers.errors import InvalidRequestError
+from workers.grammar import Grammar
+from workers.grammar_compiler import MAX_SOURCE_LEN, GrammarCompiler
+from workers.grammar_matcher import OutputMatcher
+
+TOKENIZER = byte_tokenizer(TEXTS)
+UNUSED_TOKEN = VOCAB_SIZE - 1
+
+
+def make_compiler(tokenizer: object = TOKENIZER, end_tokens: tuple[int, ...] = (END_TOKEN,)):
+    return GrammarCompiler(lambda: tokenizer, vocab_size=VOCAB_SIZE, end_tokens=end_tokens)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return make_compiler()
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text).ids
+
+
+def allowed_tokens(matcher: OutputMatcher) -> set[int]:
+    bits = matcher.allowed()
+    return {token for token in range(8 * len(bits)) if bits[token // 8] >> token % 8 & 1}
+
+
+def matches(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
+    """Whether a text may be the whole of a completion."""
+    return compiler.matcher(grammar).move_to([*ids(text), END_TOKEN])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (
+            GRAMMARS["schema"],
+            ['{"name": "a", "count": 7, "kind": "third"}', '{"name":"","count":0,"kind":"first"}'],
+            ['{"name": "a"}', '{"count": 7, "name": "a", "kind": "third"}', "[]", ""],
+        ),
+        (GRAMMARS["object"], ["{}", '{"a": [1, {"b": null}]}'], ["[]", "{", "{} x"]),
+        (GRAMMARS["regex"], ["ab-12", "abcdab-123"], ["ab", "-12", "ab-1", "ab-12x"]),
+        (GRAMMARS["choice"], ["red", "redder", 'a "quoted" one', "grün\n"], ["re", "redd", "x"]),
+        (GRAMMARS["lark"], ["1", "(1+2)+(3)"], ["", "1+", "(1", "1234"]),
+        (GRAMMARS["gbnf"], ["yes", "no!", "no?"], ["no", "yes!", "maybe"]),
+    ],
+    ids=["schema", "object", "regex", "choice", "lark", "gbnf"],
+)
+def test_a_text_ends_where_its_grammar_accepts_it(
+    compiler: GrammarCompiler, grammar: Grammar, right: list[str], wrong: list[str]
+) -> None:
+    assert [text for text in right if not matches(compiler, grammar, text)] == []
+    assert [text for text in wrong if matches(compiler, grammar, text)] == []
+
+
+def walks(grammar: Grammar, compiler: GrammarCompiler, seed: int) -> Iterator[list[int]]:
+    """Random outputs that the grammar allows, token by token."""
+    rng = random.Random(seed)
+    matcher, output = compiler.matcher(grammar), list[int]()
+    for _ in range(30):
+        yield list(output)
+        matcher.move_to(output)
+        token = rng.choice(sorted(allowed_tokens(matcher)))
+        output.append(token)
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_mask_allows_the_tokens_that_can_be_matched(compiler: GrammarCompiler, name: str) -> None:
+    """Where the text is forced, only as the tokenizer cuts it."""
+    for output in walks(GRAMMARS[name], compiler, seed=1):
+        matcher = compiler.matcher(GRAMMARS[name])
+        assert matcher.move_to(output)
+        allowed, forced = allowed_tokens(matcher), matcher.forced()
+        matched = {token for token in range(VOCAB_SIZE) if matcher.move_to([*output, token])}
+        assert allowed == ({forced[0]} if forced else matched)
+        assert allowed <= matched
+        assert UNUSED_TOKEN not in allowed
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_going_back_and_forth_leads_to_the_same_place(compiler: GrammarCompiler, name: str) -> None:
+    rng = random.Random(2)
+    wandering = compiler.matcher(GRAMMARS[name])
+    outputs = [output for seed in range(3) for output in walks(GRAMMARS[name], compiler, seed=seed)]
+    for output in rng.sample(outputs, 40):
+        fresh = compiler.matcher(GRAMMARS[name])
+        assert fresh.move_to(output)
+        assert wandering.move_to(output)
+        assert wandering.allowed() == fresh.allowed()
+        assert wandering.forced() == fresh.forced()
+        wandering.push(rng.randrange(VOCAB_SIZE))  # maybe a forbidden one
+
+
+def test_behind_the_end_there_are_only_ends(compiler: GrammarCompiler) -> None:
+    matcher = compiler.matcher(GRAMMARS["gbnf"])
+    assert not matcher.push(END_TOKEN)
+    assert matcher.move_to(ids("no?"))
+    assert allowed_tokens(matcher) == {END_TOKEN}
+    assert matcher.push(END_TOKEN)
+    assert matcher.push(END_TOKEN)
+    assert not matcher.push(ids("n")[0])
+    assert allowed_tokens(matcher) == {END_TOKEN}
+    assert matcher.move_to(ids("n"))
+    assert END_TOKEN not in allowed_tokens(matcher)
+
+
+def test_every_end_token_may_end_a_text() -> None:
+    others = (END_TOKEN, ids("x")[0], UNUSED_TOKEN)
+    matcher = make_compiler(end_tokens=others).matcher(Grammar.regex("[xy]*"))
+    assert allowed_tokens(matcher) >= {*others}
+    matcher = make_compiler(end_tokens=others).matcher(Grammar.regex("[xy]+"))
+    assert allowed_tokens(matcher).isdisjoint(others)
+
+
+def test_a_grammar_may_start_behind_other_text(compiler: GrammarCompiler) -> None:
+    for grammar in (
+        Grammar.choice(["yes", "no"], starts_after="</think>"),
+        Grammar.regex("yes|no", starts_after="</think>"),
+        Grammar.json_schema({"enum": [1, 2]}, starts_after="</think>"),
+        Grammar.lark('start: "yes" | "no"', starts_after="</think>"),
+    ):
+        answer = "1" if grammar.kind == "json_schema" else "no"
+        assert matches(compiler, grammar, f"let me see: yes, <no> </think>{answer}")
+        assert not matches(compiler, grammar, answer)
+        assert not matches(compiler, grammar, f"hm</think>{answer} or so")
+        assert not matches(compiler, grammar, f"hm</think>x</think>{answer}")
+
+
+def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:
+    matcher = compiler.matcher(Grammar.json_schema({"enum": ["a long text without a choice"]}))
+    assert TOKENIZER.decode(matcher.forced()) == '"a long text without a choice"'
+    assert compiler.matcher(GRAMMARS["lark"]).forced() == []
+
+
+HOSTILE = {
+    "nested brackets of a regex": Grammar.regex("(" * 5000 + "a" + ")" * 5000),
+    "nested brackets of a schema": Grammar(
+        kind="json_schema", source='{"items":' * 5000 + "{}" + "}" * 5000
+    ),
+    "a long source": Grammar.regex("a" * (MAX_SOURCE_LEN + 1)),
+    "an unknown rule": Grammar.lark("start: nowhere"),
+    "a wrong regex": Grammar.regex("(a"),
+    "a wrong schema": Grammar.json_schema({"type": "nothing"}),
+    "a reference to nowhere": Grammar.json_schema({"$ref": "#/$defs/nowhere"}),
+    "a reference elsewhere": Grammar.json_schema({"$ref": "https://example.org/schema.json"}),
+    "a schema that nothing is valid by": Grammar.json_schema(
+        {"allOf": [{"type": "string"}, {"type": "null"}]}
+    ),
+    "nested conjunctions": Grammar.json_schema(
+        {
+            "allOf": [
+                {"anyOf": [{"properties": {f"p{i}{j}": {"minLength": j}}} for j in range(12)]}
+                for i in range(12)
+            ]
+        }
+    ),
+    "an endless rule": Grammar.lark("start: start start | start"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_grammar_that_cannot_be_used_is_refused(compiler: GrammarCompiler, what: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        compiler.matcher(HOSTILE[what])
+    assert str(caught.value).startswith("the grammar cannot be used: ")
+    assert len(str(caught.value)) < 600

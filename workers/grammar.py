@@ -1,0 +1,52 @@
+"""What a completion has to match: a grammar as text, in the form that crosses processes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the whole of a completion has to match, end to end.
+
+    The text may end exactly where the grammar accepts it. Workers compile the source and keep what
+    comes of it; a request carries the text alone.
+    """
+
+    kind: GrammarKind
+    source: str
+    """A JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's syntax,
+    by `kind`."""
+    starts_after: str = ""
+    """The grammar holds behind the first time that the completion has this text, "</think>" say;
+    any text may come before. Empty for the whole of the completion."""
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any], *, starts_after: str = "") -> Self:
+        """JSON that is valid by a schema."""
+        source = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+        return cls(kind="json_schema", source=source, starts_after=starts_after)
+
+    @classmethod
+    def json_object(cls, *, starts_after: str = "") -> Self:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"}, starts_after=starts_after)
+
+    @classmethod
+    def regex(cls, pattern: str, *, starts_after: str = "") -> Self:
+        """Text that a regular expression matches from its start to its end."""
+        return cls(kind="regex", source=pattern, starts_after=starts_after)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str], *, starts_after: str = "") -> Self:
+        """One of several texts."""
+        source = json.dumps(list(texts), ensure_ascii=False)
+        return cls(kind="choice", source=source, starts_after=starts_after)
+
+    @classmethod
+    def lark(cls, rules: str, *, starts_after: str = "") -> Self:
+        """Text that the rule `start` of a context-free grammar derives."""
+        return cls(kind="lark", source=rules, starts_after=starts_after)

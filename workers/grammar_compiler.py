@@ -1,0 +1,180 @@
+"""From the text of a grammar to a matcher of tokens: by llguidance, within limits of time and size.
+
+A matcher says which tokens may come next, is told which one came, and can go back. The library
+builds what it needs lazily, so compiling is short, and a mask is computed when it is asked for.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from workers.errors import GenerationFailedError, InvalidRequestError, first_line
+from workers.grammar import Grammar
+from workers.grammar_matcher import OutputMatcher
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_SOURCE_LEN = 65_536
+"""Characters of a grammar."""
+MAX_DEPTH = 64
+"""Brackets that may be open at a time in a grammar: the library follows them on its stack."""
+MAX_COMPILED = 64
+"""Grammars that are kept compiled."""
+LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 20_000}
+"""Of the library, for the work of one mask: about 7 ms and 1 ms. Half of its own defaults, since
+other sequences wait meanwhile; ordinary grammars use a hundredth. Others are the library's."""
+NUM_THREADS = 2
+"""Grammars that are compiled at a time, so that a slow one does not hold up all others."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary, in threads of its own, and keeps the latest."""
+
+    def __init__(
+        self,
+        load_tokenizer: Callable[[], Any | None],
+        *,
+        vocab_size: int,
+        end_tokens: tuple[int, ...],
+    ) -> None:
+        """The tokenizer is loaded with the first grammar: it takes memory that few apps need.
+
+        Args:
+            load_tokenizer: a tokenizer of transformers or tokenizers; None if there is none.
+            vocab_size: tokens that a mask speaks of, those without a text included.
+            end_tokens: what may follow a text that the grammar accepts.
+        """
+        self._vocab_size = vocab_size
+        self._end_tokens = end_tokens
+        self._load_tokenizer = load_tokenizer
+        self._vocabulary: LLTokenizer | None = None
+        self._loading = threading.Lock()
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+
+    def compile(self, grammar: Grammar) -> "Future[LLMatcher]":
+        """Begin to compile it, unless that was done already; returns at once.
+
+        The result is a matcher at its start, to be copied and not to be used itself. The future
+        raises InvalidRequestError for a grammar that is wrong, too large or too complex.
+        """
+        with self._lock:
+            future = self._compiled.get(grammar)
+            if future is None:
+                future = self._threads.submit(self._compile, grammar)
+                self._compiled[grammar] = future
+            self._compiled.move_to_end(grammar)
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return future
+
+    def matcher(self, grammar: Grammar) -> OutputMatcher:
+        """A matcher for one more output; waits until the grammar is compiled, and raises as that
+        does."""
+        return self._follow(self.compile(grammar).result().deep_copy())
+
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits  # an app without grammars needs none of it
+
+        check_size(grammar)
+        limits = LLParserLimits(verbose_errors=False, **LIMITS)
+        matcher = LLMatcher(self._load_vocabulary(), serialize(grammar), limits=limits, log_level=0)
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
+        try:
+            is_possible = any(self._follow(matcher.deep_copy()).allowed())
+        except GenerationFailedError as error:
+            raise _refused(str(error)) from None
+        if not is_possible:
+            raise _refused("it allows no text at all")
+        return matcher
+
+    def _follow(self, matcher: "LLMatcher") -> OutputMatcher:
+        return OutputMatcher(matcher, vocab_size=self._vocab_size, end_tokens=self._end_tokens)
+
+    def _load_vocabulary(self) -> "LLTokenizer":
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._make_vocabulary()
+            return self._vocabulary
+
+    def _make_vocabulary(self) -> "LLTokenizer":
+        """Raises InvalidRequestError where the tokenizer says no token's bytes."""
+        from llguidance import LLTokenizer
+
+        tokenizer = self._load_tokenizer()
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not hasattr(backend, "to_str") or not self._end_tokens:
+            raise _refused(
+                "this model has no tokenizer that says the bytes of its tokens"
+                if self._end_tokens
+                else "this model names no token that ends a text"
+            )
+        num_known = max(backend.get_vocab().values()) + 1
+        return LLTokenizer(
+            backend.to_str(),
+            n_vocab=max(self._vocab_size, num_known),
+            eos_token=self._end_tokens[0],
+        )
+
+
+def check_size(grammar: Grammar) -> None:
+    """Raise InvalidRequestError for what would take the library too long, or overflow its stack."""
+    if len(grammar.source) > MAX_SOURCE_LEN:
+        raise _refused(
+            f"it has {len(grammar.source)} characters; at most {MAX_SOURCE_LEN} are taken"
+        )
+    depth = deepest = 0
+    for character in grammar.source:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}":
+            depth -= 1
+    if deepest > MAX_DEPTH:
+        raise _refused(f"its brackets are nested {deepest} deep; at most {MAX_DEPTH} are taken")
+
+
+def serialize(grammar: Grammar) -> str:
+    """A grammar as the library takes it; raises InvalidRequestError."""
+    try:
+        body = _body(grammar)
+    except ValueError as error:
+        raise _refused(first_line(error)) from None
+    if not grammar.starts_after:
+        return json.dumps({"grammars": [body]})
+    suffix = json.dumps(grammar.starts_after, ensure_ascii=False)
+    whole = f"start: before @body\nbefore[suffix={suffix}]: /(?s:.*)/\n"
+    return json.dumps({"grammars": [{"lark_grammar": whole}, {**body, "name": "body"}]})
+
+
+def _body(grammar: Grammar) -> dict[str, Any]:
+    """One entry of the library's list of grammars."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    match grammar.kind:
+        case "json_schema":
+            schema = json.loads(grammar.source)
+            return {"json_schema": schema}
+        case "regex":
+            serialized = LLMatcher.grammar_from_regex(grammar.source)
+            entry: dict[str, Any] = json.loads(serialized)["grammars"][0]
+            return entry
+        case "choice":
+            texts = " | ".join(
+                json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source)
+            )
+            return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}\n"}
+        case "lark":
+            return {"lark_grammar": any_to_lark(grammar.source)}
+
+
+def _refused(reason: str) -> InvalidRequestError:
+    reason = reason.removesuffix("<non-verbose/>").strip()
+    return InvalidRequestError(f"the grammar cannot be used: {reason}")

@@ -1,0 +1,87 @@
+"""Masks of the tokens that grammars allow, for every position that a step decides.
+
+The state of a match is soft, as the cache is: it follows from the output tokens, and is made anew
+from them where it was lost. What a step runs ahead, drafts that may be rejected, is matched too,
+and taken back by the next step as far as other tokens were committed.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from workers.errors import GenerationFailedError
+from workers.grammar import Grammar
+from workers.grammar_compiler import GrammarCompiler
+from workers.grammar_matcher import OutputMatcher
+from workers.kv_cache import CachedSequence
+
+
+class GrammarMasks:
+    """The masks of a worker's sequences."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._matchers: WeakKeyDictionary[CachedSequence, OutputMatcher] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """Sequences whose match is kept."""
+        return len(self._matchers)
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Begin to compile a grammar that will be asked for."""
+        self._compiler.compile(grammar)
+
+    def is_ready(self, sequence: CachedSequence, grammar: Grammar | None) -> bool:
+        """Whether its masks can be had at once, or it is known why not."""
+        if grammar is None or sequence in self._matchers:
+            return True
+        return self._compiler.compile(grammar).done()
+
+    def after_each(
+        self,
+        sequence: CachedSequence,
+        grammar: Grammar | None,
+        *,
+        prompt_len: int,
+        num_drafts: int,
+    ) -> list[Tensor | None]:
+        """What may follow the cached tokens without the last `num_drafts`, and after each of those.
+
+        None without a grammar, and where it is not ready. Behind a forbidden draft there is None
+        too: no token there is ever looked at. Raises InvalidRequestError for a grammar that cannot
+        be used, and GenerationFailedError.
+        # num_drafts + 1 of [ceil(vocab / 8)] uint8
+        """
+        masks: list[Tensor | None] = [None] * (num_drafts + 1)
+        if grammar is None or not self.is_ready(sequence, grammar):
+            return masks
+        output = sequence.tokens[prompt_len:]
+        num_committed = len(output) - num_drafts
+        matcher = self._matcher_of(sequence, grammar)
+        if not matcher.move_to(output[:num_committed]):
+            raise GenerationFailedError("the text so far does not match its grammar")
+        masks[0] = first = self._mask(sequence, matcher)
+        for index, draft in enumerate(output[num_committed:]):
+            if not matcher.push(draft):
+                break
+            try:
+                masks[index + 1] = self._mask(sequence, matcher)
+            except GenerationFailedError:  # the sequence's end only if it comes there
+                masks[index + 1] = torch.zeros_like(first)
+                break
+        return masks
+
+    def _mask(self, sequence: CachedSequence, matcher: OutputMatcher) -> Tensor:
+        try:
+            return torch.frombuffer(matcher.allowed(), dtype=torch.uint8)
+        except GenerationFailedError:
+            del self._matchers[sequence]
+            raise
+
+    def _matcher_of(self, sequence: CachedSequence, grammar: Grammar) -> OutputMatcher:
+        matcher = self._matchers.get(sequence)
+        if matcher is None:
+            matcher = self._compiler.matcher(grammar)
+            self._matchers[sequence] = matcher
+        return matcher

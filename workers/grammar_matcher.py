@@ -1,0 +1,79 @@
+"""How far the output of one sequence has come in its grammar, and what may come next."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from workers.errors import GenerationFailedError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class OutputMatcher:
+    """Follows the output tokens of a sequence, back as well as forth."""
+
+    def __init__(self, matcher: "LLMatcher", *, vocab_size: int, end_tokens: Sequence[int]) -> None:
+        """`matcher` is at its start and belongs to this object from now on.
+
+        `end_tokens` are what may follow where the grammar accepts; the library is not told of them.
+        """
+        self._matcher = matcher
+        self._num_bytes = -(-vocab_size // 8)
+        self._end_tokens = frozenset(end_tokens)
+        self._tokens: list[int] = []
+        """What was matched, and the end tokens behind that."""
+        self._num_matched = 0
+        """Tokens without those end tokens."""
+
+    def move_to(self, output: Sequence[int]) -> bool:
+        """Go back and forth to where exactly `output` is matched; whether it could be."""
+        length = min(len(self._tokens), len(output))
+        while self._tokens[:length] != output[:length]:
+            length -= 1
+        self._go_back(length)
+        return all(self.push(token) for token in output[length:])
+
+    def push(self, token: int) -> bool:
+        """Match one more token; False, and nothing has changed, where the grammar forbids it."""
+        if token in self._end_tokens:
+            fits = self._matcher.is_accepting()
+        else:
+            has_ended = len(self._tokens) > self._num_matched or self._matcher.is_stopped()
+            fits = not has_ended and self._matcher.try_consume_tokens([token]) == 1
+            self._num_matched += fits
+        if fits:
+            self._tokens.append(token)
+        return fits
+
+    def allowed(self) -> bytearray:
+        """The tokens that may come next, one bit each, the lowest first.
+
+        Behind an end token another may come, and nothing else. Raises GenerationFailedError where
+        the library has met a limit; the matcher is of no use any more then.
+        """
+        has_ended = len(self._tokens) > self._num_matched
+        mask = b"" if has_ended else self._matcher.compute_bitmask()[: self._num_bytes]
+        if self._matcher.is_error():
+            raise GenerationFailedError(
+                "the grammar cannot be followed any further: "
+                + self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+            )
+        bits = bytearray(mask.ljust(self._num_bytes, b"\0"))
+        may_end = has_ended or self._matcher.is_accepting()
+        for token in self._end_tokens:
+            bit = 1 << token % 8
+            bits[token // 8] = bits[token // 8] & ~bit | (bit if may_end else 0)
+        return bits
+
+    def forced(self) -> list[int]:
+        """The tokens of the text that the grammar leaves no choice about; often none."""
+        has_ended = len(self._tokens) > self._num_matched or self._matcher.is_stopped()
+        return [] if has_ended else list(self._matcher.compute_ff_tokens())
+
+    def _go_back(self, length: int) -> None:
+        """To where `length` tokens were matched."""
+        num_back = self._num_matched - length
+        if num_back > 0:
+            self._matcher.rollback(num_back)
+            self._num_matched = length
+        del self._tokens[length:]
