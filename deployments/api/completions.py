@@ -21,6 +21,7 @@ from deployments.api.logprobs import (
 )
 from deployments.api.marks import Grpc, Takes
 from deployments.api.openai import OpenAIRequest, Usage
+from deployments.api.sampling_fields import MAX_INTEGER
 from deployments.api.validation import brief, check_text, field_error
 from deployments.router.generation import Generation
 from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, Prompt
@@ -108,6 +109,10 @@ class CompletionRequest(OpenAIRequest):
         ),
         Grpc(34),
     ] = True
+    max_completion_tokens: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_INTEGER, description="OpenAI's newer name of max_tokens."),
+    ] = None
     return_tokens_as_token_ids: Annotated[
         bool, Field(description="If true, `logprobs` names tokens like `token_id:15`.")
     ] = False
@@ -131,12 +136,24 @@ class CompletionRequest(OpenAIRequest):
         ]
         return replace(
             request,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
             best_of=self.best_of,
             echo=self.echo,
             num_prompt_logprobs=max(num_prompt_logprobs, default=None),
             add_special_tokens=self.add_special_tokens,
             parse_special_tokens=self.parse_special_tokens,
         )
+
+    @model_validator(mode="after")
+    def _check_max_completion_tokens(self) -> Self:
+        is_given_twice = {"max_tokens", "max_completion_tokens"} <= self.model_fields_set
+        if is_given_twice and self.max_tokens != self.max_completion_tokens:
+            raise field_error(
+                "max_completion_tokens",
+                f"max_completion_tokens is {self.max_completion_tokens} and max_tokens is "
+                f"{self.max_tokens}: they mean the same; send one of them",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:

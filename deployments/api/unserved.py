@@ -28,7 +28,6 @@ COMPLETIONS: OffValues = {
     "guided_decoding_backend": (ANYTHING,),
     "guided_whitespace_pattern": (),
     "length_penalty": (1,),
-    "max_completion_tokens": (),
     "max_new_tokens": (),
     "metadata": (ANYTHING,),
     "mirostat": (0,),

@@ -36,6 +36,24 @@ async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
     return choice["text"]  # type: ignore[no-any-return]
 
 
+class TestLengths:
+    async def test_openais_newer_name_bounds_too(self, client: httpx.AsyncClient) -> None:
+        plain = await text_of(client)
+        fields: dict[str, Any] = {"max_tokens": None, "max_completion_tokens": 5}
+        assert await text_of(client, **fields) == plain[:5]
+        assert await text_of(client, max_completion_tokens=12) == plain
+        request = {"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}
+        response = await client.post("/v1/completions", json=request)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "max_completion_tokens"
+
+    async def test_the_prompt_alone_is_streamed(self, client: httpx.AsyncClient) -> None:
+        fields: dict[str, Any] = {"max_tokens": 0, "echo": True, "logprobs": 1, "n": 2}
+        events = [event["choices"][0] for event in await stream(client, **fields)]
+        assert [(event["index"], event["text"]) for event in events] == [(0, "Hello"), (1, "Hello")]
+        assert [event["finish_reason"] for event in events] == ["length"] * 2
+
+
 class TestEnds:
     async def test_a_stop_token_ends_the_text_before_it(self, client: httpx.AsyncClient) -> None:
         plain = await text_of(client)
