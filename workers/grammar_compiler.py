@@ -24,7 +24,7 @@ MAX_DEPTH = 64
 """Brackets that may be open at a time in a grammar: the library follows them on its stack."""
 MAX_COMPILED = 64
 """Grammars that are kept compiled."""
-LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 20_000}
+LIMITS: dict[str, Any] = {"step_lexer_fuel": 100_000, "step_max_items": 20_000}
 """Of the library, for the work of one mask: about 7 ms and 1 ms. Half of its own defaults, since
 other sequences wait meanwhile; ordinary grammars use a hundredth. Others are the library's."""
 NUM_THREADS = 2
@@ -108,7 +108,7 @@ class GrammarCompiler:
         from llguidance import LLTokenizer
 
         tokenizer = self._load_tokenizer()
-        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(backend, "to_str") or not self._end_tokens:
             raise _refused(
                 "this model has no tokenizer that says the bytes of its tokens"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
-    from deployments.router.tokenizer import Tokenizer
+    from deployments.router.tokenizer import ChatTokenizer
     from deployments.transport.messages import Codec
     from deployments.transport.worker_client import WorkerClient
     from workers.grammar_compiler import GrammarCompiler
@@ -76,13 +76,9 @@ class Router(GrpcIngress):
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
         tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
         grammars = make_compiler(tokenizer, target_info)
+        with_streams = args.has_streams(args.num_target_groups)
         self._loop = RoundLoop(
-            targets=_client(
-                target_group,
-                "verify",
-                VERIFY,
-                with_streams=args.has_streams(args.num_target_groups),
-            ),
+            targets=_client(target_group, "verify", VERIFY, with_streams=with_streams),
             drafters=make_drafters(args.drafters, pool, grammars),
             policies=Policies(
                 gamma=self._controllers[args.gamma],
@@ -134,7 +130,7 @@ class Router(GrpcIngress):
 
     async def _make_service(
         self,
-        tokenizer: "Tokenizer",
+        tokenizer: "ChatTokenizer",
         target_info: WorkerInfo,
         health: "Health",
         grammars: "GrammarCompiler",
