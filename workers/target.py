@@ -196,6 +196,11 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 f"no token is allowed at position {position}: the grammar and the other parameters "
                 "of the request leave none; try another grammar"
             )
+        if request.sampling.has_bans:
+            return GenerationFailedError(
+                f"no token is allowed at position {position}: bad_words, min_tokens and the other "
+                "parameters of the request leave none; ban fewer tokens"
+            )
         return GenerationFailedError(
             f"the scores of {self._paged.model.name!r} are not finite numbers at position "
             f"{position}, or the request rules all tokens out, so none can be chosen; try another "
