@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import httpx
@@ -11,12 +10,11 @@ import pytest
 from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
-from deployments.api import grpc as tandem_grpc
 from deployments.api.completions import CompletionRequest
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.validation import parse
 from tests.deployments.serving import (
-    MAX_REQUEST_BYTES,
+    GrpcContext,
     LocalServing,
     body,
     client_of,
@@ -195,22 +193,11 @@ async def test_a_tokenizer_without_bytes_is_told(model: Model) -> None:
 async def test_grpc_has_the_fields_too(
     serving: LocalServing, client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
-    context = Context()
+    context = GrpcContext()
     request = GenerateRequest(text="Hello", max_tokens=60, seed=3, temperature=0.8, **fields)
-    generate = partial(tandem_grpc.generate, max_request_bytes=MAX_REQUEST_BYTES)
-    by_grpc = await generate(serving.service, request, context)
+    by_grpc = await serving.rpcs.generate(request, context)
     assert context.code is None
-    (choice,) = (await complete(client, max_tokens=60, seed=3, temperature=0.8, **fields))[
-        "choices"
-    ]
+    (choice,) = (
+        await complete(client, max_tokens=60, seed=3, temperature=0.8, ignore_eos=False, **fields)
+    )["choices"]
     assert by_grpc.text == choice["text"]
-
-
-class Context:
-    code: Any = None
-
-    def set_code(self, code: Any) -> None:
-        self.code = code
-
-    def set_details(self, details: str) -> None:
-        self.details = details
