@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from workers.cpu import native
+from workers.grammar import Grammar
 from workers.sampling import (
     NO_TOKEN,
     SamplingRow,
@@ -223,6 +224,25 @@ class TestProcessors:
         assert not SamplingParams(bad_words=((4,), (5,))).needs_history
         assert SamplingParams(bad_words=((4,), (5, 6))).needs_history
         assert SamplingParams(presence_penalty=0.1).needs_history
+
+    def test_a_mask_rules_out_what_its_bits_do_not_allow(self) -> None:
+        """In some rows of a batch, and where the mask is of more tokens than there are logits."""
+        allowed = torch.tensor([0b00010010] + [0] * 5 + [0xFF], dtype=torch.uint8)
+        params = SamplingParams(grammar=Grammar.regex("a"), temperature=0.5)
+        masked = SamplingRow(params=params, seed=0, position=0, allowed=allowed)
+        processed = process_logits(make_logits(3), [make_row(), masked, make_row()])
+        assert torch.equal(processed[::2], make_logits(3)[::2])
+        kept = processed[1].isfinite().nonzero()[:, 0].tolist()
+        assert kept == [1, 4, 48, 49]
+        torch.testing.assert_close(processed[1, kept], make_logits(3)[1, kept] / 0.5)
+        assert torch.equal(process_logits(make_logits(3)[1:2], [masked])[0], processed[1])
+
+    def test_a_mask_that_allows_nothing_decides_no_token(self) -> None:
+        nothing = torch.zeros(7, dtype=torch.uint8)
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(grammar=Grammar.regex("a"), temperature=temperature)
+            row = SamplingRow(params=params, seed=0, position=0, allowed=nothing)
+            assert sample(make_logits(), [row]) == [NO_TOKEN]
 
     def test_rows_of_different_parameters_do_not_touch_each_other(self) -> None:
         params = [
@@ -473,6 +493,7 @@ CHANGED: dict[str, object] = {
     "min_tokens": 1000,
     "stop_token_ids": tuple(range(0, VOCAB_SIZE, 2)),
     "bad_words": tuple((token,) for token in range(0, VOCAB_SIZE, 2)),
+    "grammar": Grammar.regex("a"),
 }
 """A value of every sampling parameter that shows: a new one has to be added."""
 ALONE_WITHOUT_EFFECT = {"min_tokens", "stop_token_ids"}
@@ -496,11 +517,18 @@ def test_no_faster_way_passes_a_parameter_over(name: str, temperature: float) ->
     params = SamplingParams(**{"temperature": temperature, **changed})
     plain = SamplingParams(temperature=temperature)
     history = tuple(range(VOCAB_SIZE // 2)) if params.needs_history else ()
+    allowed = torch.tensor([0b10101010] * 7, dtype=torch.uint8) if params.grammar else None
     logits = make_logits(200)
 
     def rows(params: SamplingParams, history: tuple[int, ...] = ()) -> list[SamplingRow]:
         return [
-            SamplingRow(params=params, seed=1, position=position, history=history)
+            SamplingRow(
+                params=params,
+                seed=1,
+                position=position,
+                history=history,
+                allowed=allowed if params.grammar else None,
+            )
             for position in range(len(logits))
         ]
 

@@ -197,7 +197,7 @@ async def test_grpc_has_the_fields_too(
     request = GenerateRequest(text="Hello", max_tokens=60, seed=3, temperature=0.8, **fields)
     by_grpc = await serving.rpcs.generate(request, context)
     assert context.code is None
-    (choice,) = (await complete(client, max_tokens=60, seed=3, temperature=0.8, **fields))[
-        "choices"
-    ]
+    (choice,) = (
+        await complete(client, max_tokens=60, seed=3, temperature=0.8, ignore_eos=False, **fields)
+    )["choices"]
     assert by_grpc.text == choice["text"]
