@@ -119,7 +119,10 @@ class TestBadWords:
         characters = CharacterTokenizer().decode(list(range(97)), skip_special_tokens=True)
         request = {"prompt": "a", "bad_words": list(characters), "max_tokens": 3}
         response = await client.post("/v1/completions", json=request)
-        assert "bad_words, min_tokens and the other parameters of the request" in response.json()["error"]["message"]
+        assert (
+            "bad_words, min_tokens and the other parameters of the request"
+            in response.json()["error"]["message"]
+        )
         await complete(client)
 
 
