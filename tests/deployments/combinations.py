@@ -5,6 +5,8 @@
 
 from typing import Any, Literal
 
+from tests.grammars import ARITHMETIC, PERSON
+
 Gamma = int | Literal["dynamic"]
 
 DRAFTERS = ("model", "prompt_lookup", "prompt_lookup,model")
@@ -13,7 +15,7 @@ GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 0.8}
 FREQUENT = "eatoinshrdlu"
-"""Characters that are tokens of the tests' tokenizer."""
+"""Characters that are tokens of the tests' tokenizer, beside all other bytes."""
 STOP_TOKENS = list(range(3, 97, 8))
 ALL_AT_ONCE = {
     "top_p": 0.9,
@@ -67,7 +69,21 @@ FEATURES: dict[str, dict[str, Any]] = {
     "cache_salt": {"cache_salt": "s"},
     "speculation.mode": {"speculation": {"mode": "off"}},
     "speculation.num_speculative_tokens": {"speculation": {"num_speculative_tokens": 2}},
-    "all at once": ALL_AT_ONCE,
+    "all of these at once": ALL_AT_ONCE,
+    "response_format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
+    },
+    "structured_outputs": {"structured_outputs": {"json_object": True}},
+    "guided_json": {"guided_json": PERSON},
+    "guided_regex": {"guided_regex": "(ab|cd)+-[0-9]{2,9}"},
+    "guided_choice": {"guided_choice": ["red", "redder", "grün"]},
+    "guided_grammar": {"guided_grammar": ARITHMETIC},
+    "guided_regex with logprobs, n and penalties": {
+        "guided_regex": "[a-e]{8,30}",
+        "logprobs": 3,
+        "n": 2,
+        "frequency_penalty": 1.0,
+    },
 }
 
 

@@ -9,14 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deployments.api.completions import CompletionRequest
 from deployments.router.sequence import Delta
-from tests.deployments.combinations import DRAFTERS, FEATURES, GAMMAS, GREEDY, SAMPLED, Gamma
+from tests.deployments.combinations import (
+    DRAFTERS,
+    FEATURES,
+    FREQUENT,
+    GAMMAS,
+    GREEDY,
+    SAMPLED,
+    STOP_TOKENS,
+    Gamma,
+)
 from tests.deployments.loops import Models
 from tests.deployments.serving import LocalServing, local_serving
-from workers.model import Model
+from tests.grammars import END_TOKEN, save_grammar_model
+from workers.model import Model, load_model
 
 PROMPTS = ["the cat and the cat and the", "x", "def f(a, b): return a + b # " * 2]
 NUM_TOKENS = 24
@@ -55,11 +65,30 @@ async def answer_all(serving: LocalServing, *, at_a_time: int) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def plain(models: Models) -> Answers:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """With a tokenizer, which grammars need."""
+    name = save_grammar_model(tmp_path_factory.mktemp("pair"))
+    target, draft = (load_model(name, dtype="float32", device="cpu") for _ in range(2))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in draft.module.parameters():
+            parameter += torch.randn_like(parameter) * 0.02
+    return Models(target=target, draft=draft)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(models: Models) -> Any:
+    return AutoTokenizer.from_pretrained(models.target.name)
+
+
+@pytest.fixture(scope="module")
+def plain(models: Models, tokenizer: Any) -> Answers:
     """Plain decoding, one request at a time."""
 
     async def run() -> Answers:
-        async with local_serving(models.target, gamma=0, drafter="none") as serving:
+        async with local_serving(
+            models.target, gamma=0, drafter="none", tokenizer=tokenizer
+        ) as serving:
             return await answer_all(serving, at_a_time=1)
 
     return asyncio.run(run())
@@ -92,10 +121,10 @@ def logprobs_of(delta: Delta) -> list[float]:
 @pytest.mark.parametrize("gamma", GAMMAS, ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 async def test_drafts_change_nothing(
-    drafter: str, gamma: Gamma, models: Models, plain: Answers
+    drafter: str, gamma: Gamma, models: Models, tokenizer: Any, plain: Answers
 ) -> None:
     async with local_serving(
-        models.target, draft=models.draft, drafter=drafter, gamma=gamma
+        models.target, draft=models.draft, drafter=drafter, gamma=gamma, tokenizer=tokenizer
     ) as serving:
         answers = await answer_all(serving, at_a_time=12)
         await serving.wait_until_nothing_is_held()
@@ -112,11 +141,13 @@ async def test_drafts_change_nothing(
         assert sources == {""}
 
 
-def test_log_probabilities_are_those_of_a_plain_forward(models: Models, plain: Answers) -> None:
+def test_log_probabilities_are_those_of_a_plain_forward(
+    models: Models, tokenizer: Any, plain: Answers
+) -> None:
     reference = Reference(models.target)
     num_checked = 0
     for case, request in requests().items():
-        prompt = tuple(reference.encode(PROMPTS[case[2]]))
+        prompt = tuple(tokenizer.encode(PROMPTS[case[2]]))
         for delta in plain[case]:
             law = reference.law(prompt + delta.token_ids)
             for position, record in enumerate(delta.records, start=len(prompt)):
@@ -131,12 +162,6 @@ class Reference:
 
     def __init__(self, model: Model) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
-
-    @staticmethod
-    def encode(text: str) -> list[int]:
-        from tests.fakes import CharacterTokenizer
-
-        return CharacterTokenizer().encode(text)
 
     def law(self, tokens: tuple[int, ...]) -> torch.Tensor:
         """log softmax behind each token.  # [len(tokens), vocab]"""
@@ -160,7 +185,8 @@ class Reference:
 @pytest.mark.parametrize(
     "name",
     ["top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-     "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "n", "best_of"],
+     "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "n", "best_of",
+     "response_format", "structured_outputs", "guided_regex", "guided_choice", "guided_grammar"],
 )  # fmt: skip
 def test_a_field_shows(name: str, plain: Answers) -> None:
     """What is compared above is not the same text for every field."""
@@ -171,23 +197,23 @@ def test_a_field_shows(name: str, plain: Answers) -> None:
     assert tokens != without
 
 
-def test_texts_end_where_the_fields_say(plain: Answers) -> None:
+def test_texts_are_what_the_fields_say(tokenizer: Any, plain: Answers) -> None:
     """By the definition of each, from the texts of plain decoding."""
-    from tests.deployments.combinations import FREQUENT, STOP_TOKENS
-
+    banned = {token for character in FREQUENT for token in tokenizer.encode(character)}
     for index in range(len(PROMPTS)):
         for way in ("greedy", "sampled"):
             (base,) = plain["no field but temperature", way, index]
             (stopped,) = plain["stop_token_ids", way, index]
-            ends = [i for i, token in enumerate(base.token_ids) if token in (2, *STOP_TOKENS)]
+            ends = [
+                i for i, token in enumerate(base.token_ids) if token in (END_TOKEN, *STOP_TOKENS)
+            ]
             end = ends[0] + 1 if ends else NUM_TOKENS
             assert stopped.token_ids == base.token_ids[:end]
-            assert stopped.text == base.text[: end - bool(ends)]
             (delayed,) = plain["min_tokens", way, index]
             assert len(delayed.token_ids) > 11
-            assert not {*delayed.token_ids[:12]} & {2, *STOP_TOKENS}
+            assert not {*delayed.token_ids[:12]} & {END_TOKEN, *STOP_TOKENS}
             (clean,) = plain["bad_words", way, index]
-            assert not {*clean.text} & {*FREQUENT}
+            assert not {*clean.token_ids} & banned
             (nothing,) = plain["max_tokens of 0, with echo", way, index]
             assert (nothing.text, nothing.finish_reason) == ("", "length")
             assert "".join(record.text for record in nothing.prompt) == PROMPTS[index]
