@@ -15,7 +15,7 @@ from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_fun
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.fields import MAX_LOGPROBS
 from deployments.api.http_proxy import request_timeout_s
-from deployments.api.marks import Takes
+from deployments.api.marks import Grpc, Takes
 from deployments.api.openai import OpenAIRequest
 from deployments.api.sampling_fields import MAX_INTEGER
 from deployments.api.validation import brief, field_error
@@ -45,6 +45,7 @@ class ChatCompletionRequest(OpenAIRequest):
     max_tokens: Annotated[
         int | None,
         Field(ge=1, le=MAX_INTEGER, description=MAX_TOKENS),
+        Grpc(4),
     ] = None  # type: ignore[assignment]  # a completion's default is a number
     max_completion_tokens: Annotated[
         int | None,
@@ -56,6 +57,7 @@ class ChatCompletionRequest(OpenAIRequest):
             description="If true, each token has its log-probability by the target's own law, "
             "before temperature, penalties and whatever else shapes the choice."
         ),
+        Grpc(57),
     ] = False
     top_logprobs: Annotated[
         int | None,
@@ -64,6 +66,7 @@ class ChatCompletionRequest(OpenAIRequest):
             le=MAX_LOGPROBS,
             description="The same for so many of the likeliest tokens in its place, with logprobs.",
         ),
+        Grpc(58),
     ] = None
     tools: Annotated[
         Tools,
@@ -81,12 +84,15 @@ class ChatCompletionRequest(OpenAIRequest):
             "for. To force a call is not served yet."
         ),
         Takes("auto or none"),
+        Grpc(51),
     ] = "auto"
     parallel_tool_calls: Annotated[
-        bool, Field(description="If false, calls after the first are left out of the answer.")
+        bool,
+        Field(description="If false, calls after the first are left out of the answer."),
+        Grpc(52),
     ] = True
     add_generation_prompt: Annotated[
-        bool, Field(description="Whether the prompt ends with the opening of an answer.")
+        bool, Field(description="Whether the prompt ends with the opening of an answer."), Grpc(53)
     ] = True
     continue_final_message: Annotated[
         bool,
@@ -94,6 +100,7 @@ class ChatCompletionRequest(OpenAIRequest):
             description="If true, the answer continues the last message; add_generation_prompt has "
             "to be false."
         ),
+        Grpc(54),
     ] = False
     chat_template_kwargs: Annotated[
         dict[str, Any],
@@ -109,6 +116,7 @@ class ChatCompletionRequest(OpenAIRequest):
             max_length=32,
             description="The variable of this name of the chat template, if it has it.",
         ),
+        Grpc(56),
     ] = None
 
     @property

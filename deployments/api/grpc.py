@@ -12,12 +12,15 @@ from typing import Any
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.api import tandem_pb2
+from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.api.errors import grpc_code, told
 from deployments.api.grpc_answers import completion_of, parts_of, usage_of
+from deployments.api.grpc_chat import Messages, chat_fields
 from deployments.api.grpc_context import StatusContext, timeout_s
 from deployments.api.grpc_fields import given_fields
 from deployments.api.validation import parse
+from deployments.router.generation import Generation
 from deployments.router.request import GenerationRequest
 from deployments.router.service import GenerationService
 from workers.errors import (
@@ -76,6 +79,57 @@ class Rpcs:
                         usage=None if num_running else usage_of(generation),
                         **parts_of(delta),
                     )
+
+    async def chat(
+        self, request: tandem_pb2.ChatRequest, context: StatusContext
+    ) -> tandem_pb2.ChatResponse:
+        """The answers to a conversation as a whole."""
+        with _FailureSetsStatus(context):
+            body = self._parse_chat(request)
+            parsed = body.generation_request(timeout_s=timeout_s(context))
+            async with self._service.open(parsed) as generation:
+                messages = self._messages(body, generation)
+                completions = await generation.complete()
+                return tandem_pb2.ChatResponse(
+                    id=f"chatcmpl-{generation.id}",
+                    model=self._service.model.name,
+                    usage=usage_of(generation),
+                    choices=map(messages.choice, range(len(completions)), completions),
+                )
+        return tandem_pb2.ChatResponse()
+
+    async def chat_stream(
+        self, request: tandem_pb2.ChatRequest, context: StatusContext
+    ) -> AsyncIterator[tandem_pb2.ChatChunk]:
+        """The answers to a conversation, commit by commit."""
+        with _FailureSetsStatus(context, is_raised=True):
+            body = self._parse_chat(request, is_stream=True)
+            parsed = body.generation_request(timeout_s=timeout_s(context))
+            async with (
+                self._service.open(parsed) as generation,
+                aclosing(generation.run()) as deltas,
+            ):
+                messages = self._messages(body, generation)
+                num_running = len(generation.choices)
+                async for index, delta in deltas:
+                    num_running -= delta.finish_reason is not None
+                    usage = None if num_running else usage_of(generation)
+                    yield messages.chunk(index, delta, id=f"chatcmpl-{generation.id}", usage=usage)
+
+    def _parse_chat(
+        self, request: tandem_pb2.ChatRequest, *, is_stream: bool = False
+    ) -> ChatCompletionRequest:
+        self._check(request)
+        model = request.model or self._service.model.name
+        return parse(
+            ChatCompletionRequest, {**chat_fields(request), "model": model, "stream": is_stream}
+        )
+
+    def _messages(self, body: ChatCompletionRequest, generation: Generation) -> Messages:
+        """What reads the messages in a generation's texts."""
+        prompt = generation.choices[0].prompt
+        message_format = self._service.message_format(body.conversation(), prompt)
+        return Messages(len(generation.choices), message_format)
 
     async def tokenize(
         self, request: tandem_pb2.TokenizeRequest, context: StatusContext

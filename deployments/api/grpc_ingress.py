@@ -28,6 +28,17 @@ class GrpcIngress:
         async for chunk in self._rpcs.generate_stream(request, grpc_context):
             yield chunk
 
+    async def Chat(
+        self, request: "tandem_pb2.ChatRequest", grpc_context: RayServegRPCContext
+    ) -> "tandem_pb2.ChatResponse":
+        return await self._rpcs.chat(request, grpc_context)
+
+    async def ChatStream(
+        self, request: "tandem_pb2.ChatRequest", grpc_context: RayServegRPCContext
+    ) -> "AsyncIterator[tandem_pb2.ChatChunk]":
+        async for chunk in self._rpcs.chat_stream(request, grpc_context):
+            yield chunk
+
     async def Tokenize(
         self, request: "tandem_pb2.TokenizeRequest", grpc_context: RayServegRPCContext
     ) -> "tandem_pb2.TokenizeResponse":

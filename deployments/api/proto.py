@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.api.grpc_fields import marked_fields
 from deployments.api.marks import Grpc, mark
 from deployments.api.validation import RequestModel
 
 PATH = Path(__file__).parent / "tandem.proto"
-REQUESTS: tuple[type[RequestModel], ...] = (CompletionRequest,)
+REQUESTS: tuple[type[RequestModel], ...] = (CompletionRequest, ChatCompletionRequest)
 """The requests whose fields the proto has."""
 BEGIN = "  // The fields from here on are written by `make proto`, from {}.\n"
 END = "}\n"

@@ -44,6 +44,16 @@ class GenerationStub:
                 request_serializer=deployments_dot_api_dot_tandem__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=deployments_dot_api_dot_tandem__pb2.GenerateChunk.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_unary(
+                '/tandem.v1.Generation/Chat',
+                request_serializer=deployments_dot_api_dot_tandem__pb2.ChatRequest.SerializeToString,
+                response_deserializer=deployments_dot_api_dot_tandem__pb2.ChatResponse.FromString,
+                _registered_method=True)
+        self.ChatStream = channel.unary_stream(
+                '/tandem.v1.Generation/ChatStream',
+                request_serializer=deployments_dot_api_dot_tandem__pb2.ChatRequest.SerializeToString,
+                response_deserializer=deployments_dot_api_dot_tandem__pb2.ChatChunk.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/tandem.v1.Generation/Tokenize',
                 request_serializer=deployments_dot_api_dot_tandem__pb2.TokenizeRequest.SerializeToString,
@@ -74,6 +84,19 @@ class GenerationServicer:
     def GenerateStream(self, request, context):
         """The completion as it is written; the last chunk has a finish reason and the usage.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chat(self, request, context):
+        """The answer to a conversation, whole or as it is written.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatStream(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -110,6 +133,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=deployments_dot_api_dot_tandem__pb2.GenerateRequest.FromString,
                     response_serializer=deployments_dot_api_dot_tandem__pb2.GenerateChunk.SerializeToString,
+            ),
+            'Chat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=deployments_dot_api_dot_tandem__pb2.ChatRequest.FromString,
+                    response_serializer=deployments_dot_api_dot_tandem__pb2.ChatResponse.SerializeToString,
+            ),
+            'ChatStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatStream,
+                    request_deserializer=deployments_dot_api_dot_tandem__pb2.ChatRequest.FromString,
+                    response_serializer=deployments_dot_api_dot_tandem__pb2.ChatChunk.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -181,6 +214,60 @@ class Generation:
             '/tandem.v1.Generation/GenerateStream',
             deployments_dot_api_dot_tandem__pb2.GenerateRequest.SerializeToString,
             deployments_dot_api_dot_tandem__pb2.GenerateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Generation/Chat',
+            deployments_dot_api_dot_tandem__pb2.ChatRequest.SerializeToString,
+            deployments_dot_api_dot_tandem__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.Generation/ChatStream',
+            deployments_dot_api_dot_tandem__pb2.ChatRequest.SerializeToString,
+            deployments_dot_api_dot_tandem__pb2.ChatChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,6 +25,7 @@ INNOCENT = tandem_pb2.GenerateRequest(
     token_ids=tandem_pb2.TokenIds(ids=[3, 7, 11, 5, 13]), max_tokens=24, temperature=0.8, seed=1
 )
 """Asked after each batch: its answer is always the same."""
+TEXT_METHODS = ("Generate", "GenerateStream")
 CODES = frozenset(
     {
         grpc.StatusCode.OK,
@@ -163,7 +164,7 @@ def _fault(call: Call, end: _End) -> str | None:
         return None if end.details else f"its status {end.code.name} says nothing"
     if call.is_stream and not end.answers:
         return "a stream ends well without an answer"
-    return None if call.method not in ("Generate", "GenerateStream") else _fault_of_text(call, end)
+    return _fault_of_text(call, end) if call.method in TEXT_METHODS else None
 
 
 def _is_ended_by_client(call: Call, end: _End) -> bool:

@@ -94,6 +94,9 @@ def _draw_legal(
 
 def _prompt_fields(descriptor: Descriptor, prompt: str | list[int]) -> Body:
     """A prompt in the way that a method has it."""
+    if "messages" in descriptor.fields_by_name:
+        content = prompt if isinstance(prompt, str) else "def f(x):"
+        return {"messages": [{"role": "user", "content": content}], "logprobs": True}
     if "token_ids" in descriptor.fields_by_name:
         return {"text": prompt} if isinstance(prompt, str) else {"token_ids": {"ids": prompt}}
     if "tokens" in descriptor.fields_by_name:

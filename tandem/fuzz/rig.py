@@ -15,6 +15,7 @@ from deployments.api.http import HttpOptions, make_app
 from deployments.metrics import RouterMetrics
 from deployments.replicas.step_loop import StepLoop
 from deployments.router.admission import AdmissionLimits
+from deployments.router.chat.template import ChatTemplate
 from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import make_overlap
 from deployments.router.drafting.remote import PooledDrafter
@@ -63,6 +64,13 @@ class Subject:
     target: Model
     draft: Model
     tokenizer: Tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The tokenizer's own, if it has one."""
+        tokenizer: Any = self.tokenizer
+        has_template = getattr(tokenizer, "chat_template", None) is not None
+        return ChatTemplate(tokenizer) if has_template else None
 
     @property
     def cache(self) -> CacheOptions:
@@ -157,7 +165,13 @@ class Rig:
             clock=time.monotonic,
         )
         self.service = GenerationService(
-            ServedModel(name=MODEL_NAME, tokenizer=subject.tokenizer, info=info, created=1),
+            ServedModel(
+                name=MODEL_NAME,
+                tokenizer=subject.tokenizer,
+                info=info,
+                created=1,
+                chat_template=subject.chat_template,
+            ),
             self._loop,
             AdmissionLimits(max_running=24, max_waiting=1000),
             Health(recovery_timeout_s=60.0, stall_timeout_s=60.0, clock=time.monotonic),

@@ -1,0 +1,99 @@
+"""Chats over gRPC: from a ChatRequest to HTTP's own request, and from texts to messages."""
+
+import json
+from typing import Any
+
+from deployments.api import tandem_pb2
+from deployments.api.chat import ChatCompletionRequest
+from deployments.api.grpc_answers import parts_of
+from deployments.api.grpc_fields import given_fields, plain
+from deployments.api.validation import brief
+from deployments.router.chat.message import ToolCall
+from deployments.router.chat.text import MessageFormat, MessageText
+from deployments.router.sequence import Delta, FinishReason
+from workers.errors import InvalidRequestError
+
+
+def chat_fields(request: tandem_pb2.ChatRequest) -> dict[str, Any]:
+    """What the client has set, as a body of HTTP has it; raises InvalidRequestError."""
+    fields = given_fields(request, ChatCompletionRequest)
+    fields["messages"] = [plain(message) for message in request.messages]
+    if request.tools:
+        fields["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
+    if request.chat_template_kwargs:
+        fields["chat_template_kwargs"] = _object(
+            "chat_template_kwargs", request.chat_template_kwargs
+        )
+    return fields
+
+
+class Messages:
+    """The messages that the texts of one generation are, as they grow."""
+
+    def __init__(self, num_choices: int, message_format: MessageFormat) -> None:
+        self._texts = [MessageText(format=message_format) for _ in range(num_choices)]
+
+    def choice(self, index: int, delta: Delta) -> tandem_pb2.ChatChoice:
+        """A whole answer."""
+        new = self._texts[index].push(delta.text, is_final=True)
+        return tandem_pb2.ChatChoice(
+            message=tandem_pb2.ChatMessage(
+                role="assistant",
+                content=None if new.tool_calls and not new.content else new.content,
+                reasoning_content=new.reasoning or None,
+                tool_calls=[_call(call) for _, call in new.tool_calls],
+            ),
+            **self._parts(index, delta),
+        )
+
+    def chunk(self, index: int, delta: Delta, **more: Any) -> tandem_pb2.ChatChunk:
+        """What a commit adds to an answer."""
+        is_final = delta.finish_reason is not None
+        new = self._texts[index].push(delta.text, is_final=is_final)
+        return tandem_pb2.ChatChunk(
+            index=index,
+            content=new.content,
+            reasoning_content=new.reasoning,
+            tool_calls=[_call(call, index=number) for number, call in new.tool_calls],
+            **self._parts(index, delta),
+            **more,
+        )
+
+    def _parts(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What is said beside the message. The reason is `tool_calls` where it has some."""
+        parts = parts_of(delta)
+        del parts["text"]
+        if delta.finish_reason is FinishReason.STOP and self._texts[index].num_tool_calls:
+            parts["finish_reason"] = "tool_calls"
+        return parts
+
+
+def _call(call: ToolCall, *, index: int | None = None) -> tandem_pb2.ToolCall:
+    """A call; with an index, what is new of it, of which only the first piece has a name."""
+    is_first = bool(call.name)
+    return tandem_pb2.ToolCall(
+        id=call.id if is_first else "",
+        type="function" if is_first else "",
+        function=tandem_pb2.FunctionCall(name=call.name, arguments=call.arguments),
+        index=index,
+    )
+
+
+def _tool(index: int, tool: tandem_pb2.Tool) -> dict[str, Any]:
+    function = plain(tool.function)
+    if tool.function.parameters:
+        function["parameters"] = _object(f"tools.{index}.parameters", tool.function.parameters)
+    return {"type": tool.type or "function", "function": function}
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    """The object that a field has as JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"{field} is {brief(text)}: it must be an object, as JSON", field=field
+        )
+    return value
