@@ -26,6 +26,7 @@ INNOCENT = tandem_pb2.GenerateRequest(
 )
 """Asked after each batch: its answer is always the same."""
 TEXT_METHODS = ("Generate", "GenerateStream")
+"""Those whose answers have one text, or the pieces of one."""
 CODES = frozenset(
     {
         grpc.StatusCode.OK,
@@ -179,8 +180,7 @@ def _fault_of_text(call: Call, end: _End) -> str | None:
     asked = tandem_pb2.GenerateRequest.FromString(call.raw)
     if not last.finish_reason:
         return f"a text has no end: {last}"
-    if asked.max_tokens and last.usage.completion_tokens > asked.max_tokens * max(
-        1, asked.n, asked.best_of
-    ):
+    num_completions = max(1, asked.n, asked.best_of)
+    if asked.max_tokens and last.usage.completion_tokens > asked.max_tokens * num_completions:
         return f"{last.usage.completion_tokens} tokens, more than were asked for"
     return None
