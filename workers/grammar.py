@@ -21,8 +21,11 @@ class Grammar:
     """A JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's syntax,
     by `kind`."""
     starts_after: str = ""
-    """The grammar holds behind the first time that the completion has this text, "</think>" say;
-    any text may come before. Empty for the whole of the completion."""
+    """The grammar holds behind the first time that the completion has this text, "</think>" say,
+    and some spaces; any text may come before. Empty for the whole of the completion."""
+    opening: str = ""
+    """If set, text may come before the grammar only where the completion begins with this,
+    "<think>" say: else the grammar holds from the start."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, starts_after: str = "") -> Self:

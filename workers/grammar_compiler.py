@@ -7,7 +7,7 @@ builds what it needs lazily, so compiling is short, and a mask is computed when 
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,10 @@ MAX_DEPTH = 64
 """Brackets that may be open at a time in a grammar: the library follows them on its stack."""
 MAX_COMPILED = 64
 """Grammars that are kept compiled."""
-LIMITS: dict[str, Any] = {"step_lexer_fuel": 100_000, "step_max_items": 20_000}
-"""Of the library, for the work of one mask: about 7 ms and 1 ms. Half of its own defaults, since
-other sequences wait meanwhile; ordinary grammars use a hundredth. Others are the library's."""
+STEP_LEXER_FUEL = 100_000
+STEP_MAX_ITEMS = 20_000
+"""The library's limits of the work of one mask, about 7 ms and 1 ms: less than its own, as other
+sequences wait meanwhile. Ordinary grammars use a hundredth. All others are the library's own."""
 NUM_THREADS = 2
 """Grammars that are compiled at a time, so that a slow one does not hold up all others."""
 
@@ -82,8 +83,12 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits  # an app without grammars needs none of it
 
         check_size(grammar)
-        limits = LLParserLimits(verbose_errors=False, **LIMITS)
-        matcher = LLMatcher(self._load_vocabulary(), serialize(grammar), limits=limits, log_level=0)
+        vocabulary = self._load_vocabulary()
+        limits = LLParserLimits(
+            step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS, verbose_errors=False
+        )
+        serialized = serialize(grammar, self._special_tokens(vocabulary, grammar))
+        matcher = LLMatcher(vocabulary, serialized, limits=limits, log_level=0)
         if matcher.is_error():
             raise _refused(matcher.get_error())
         try:
@@ -97,6 +102,22 @@ class GrammarCompiler:
     def _follow(self, matcher: "LLMatcher") -> OutputMatcher:
         return OutputMatcher(matcher, vocab_size=self._vocab_size, end_tokens=self._end_tokens)
 
+    def _special_tokens(self, vocabulary: "LLTokenizer", grammar: Grammar) -> dict[str, int]:
+        """The ids of those tags that are special tokens, which are no text to the library."""
+        if not grammar.starts_after:
+            return {}
+        ids = {tag: self._load_tokenizer_backend().token_to_id(tag) for tag in _tags(grammar)}
+        return {
+            tag: token
+            for tag, token in ids.items()
+            if token is not None and vocabulary.is_special_token(token)
+        }
+
+    def _load_tokenizer_backend(self) -> Any:
+        """The tokenizer of the library tokenizers, where it is one."""
+        tokenizer = self._load_tokenizer()
+        return getattr(tokenizer, "backend_tokenizer", tokenizer)
+
     def _load_vocabulary(self) -> "LLTokenizer":
         with self._loading:
             if self._vocabulary is None:
@@ -107,8 +128,7 @@ class GrammarCompiler:
         """Raises InvalidRequestError where the tokenizer says no token's bytes."""
         from llguidance import LLTokenizer
 
-        tokenizer = self._load_tokenizer()
-        backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        backend: Any = self._load_tokenizer_backend()
         if not hasattr(backend, "to_str") or not self._end_tokens:
             raise _refused(
                 "this model has no tokenizer that says the bytes of its tokens"
@@ -140,7 +160,7 @@ def check_size(grammar: Grammar) -> None:
         raise _refused(f"its brackets are nested {deepest} deep; at most {MAX_DEPTH} are taken")
 
 
-def serialize(grammar: Grammar) -> str:
+def serialize(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
     """A grammar as the library takes it; raises InvalidRequestError."""
     try:
         body = _body(grammar)
@@ -148,9 +168,33 @@ def serialize(grammar: Grammar) -> str:
         raise _refused(first_line(error)) from None
     if not grammar.starts_after:
         return json.dumps({"grammars": [body]})
-    suffix = json.dumps(grammar.starts_after, ensure_ascii=False)
-    whole = f"start: before @body\nbefore[suffix={suffix}]: /(?s:.*)/\n"
+    whole = _thoughts_first(grammar, special_tokens)
     return json.dumps({"grammars": [{"lark_grammar": whole}, {**body, "name": "body"}]})
+
+
+def _thoughts_first(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
+    """The rules of a grammar that does not start at once, in Lark's syntax."""
+    names = {
+        tag: f"<[{special_tokens[tag]}]>"
+        if tag in special_tokens
+        else json.dumps(tag, ensure_ascii=False)
+        for tag in _tags(grammar)
+    }
+    closing = names[grammar.starts_after]
+    rules = [
+        "start: before? @body" if grammar.opening else "start: before @body",
+        f"before: {names.get(grammar.opening, '')} rest SPACE?",
+        "SPACE: /[ \\t\\r\\n]{1,8}/",
+    ]
+    if grammar.starts_after in special_tokens:
+        rules += [f"rest: TEXT? {closing}", "TEXT: /(?s:.+)/"]
+    else:
+        rules.append(f"rest[suffix={closing}]: /(?s:.*)/")
+    return "\n".join(rules) + "\n"
+
+
+def _tags(grammar: Grammar) -> tuple[str, ...]:
+    return tuple(tag for tag in (grammar.opening, grammar.starts_after) if tag)
 
 
 def _body(grammar: Grammar) -> dict[str, Any]:

@@ -97,9 +97,6 @@ class GenerationService:
         self._check(request)
         request = self._with_tags(request)
         with self._admission.reserve(request.num_completions) as reservation:
-            await check_grammar(
-                self._grammars, request.sampling.grammar, field=request.grammar_field
-            )
             prompts = await self._prompts.read(
                 await self._conversations.read(request.prompts),
                 add_special_tokens=request.add_special_tokens,
@@ -107,6 +104,10 @@ class GenerationService:
             )
             for prompt, asked in zip(prompts, request.prompts, strict=True):
                 self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
+            request = self._with_thoughts_first(request, prompts)
+            await check_grammar(
+                self._grammars, request.sampling.grammar, field=request.grammar_field
+            )
             generation = Generation(
                 replace(request, sampling=await self._sampling(request)),
                 prompts,
@@ -129,6 +130,23 @@ class GenerationService:
         )
         return replace(request, skip_special_tokens=False) if are_needed else request
 
+    def _with_thoughts_first(
+        self, request: GenerationRequest, prompts: Sequence[Sequence[int]]
+    ) -> GenerationRequest:
+        """A request whose grammar leaves the model its thoughts, where its template has such."""
+        grammar, asked = request.sampling.grammar, request.prompts[0]
+        if grammar is None or not isinstance(asked, Conversation):
+            return request
+        message = self.message_format(asked, prompts[0])
+        if message.reasoning is None or (
+            # the template has closed the thoughts itself, so there are to be none
+            not message.is_reasoning_open and message.reasoning.closing in self._end_of(prompts[0])
+        ):
+            return request
+        opening = "" if message.is_reasoning_open else message.reasoning.opening
+        grammar = replace(grammar, starts_after=message.reasoning.closing, opening=opening)
+        return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
     def message_format(self, conversation: Conversation, prompt: Sequence[int]) -> MessageFormat:
         """How to read a completion of a conversation, whose token ids are `prompt`, as a message.
 
@@ -136,8 +154,13 @@ class GenerationService:
         """
         template = self.model.chat_template
         assert template is not None
-        end = self.model.tokenizer.decode(list(prompt[-NUM_END_TOKENS:]), skip_special_tokens=False)
-        return template.message_format(conversation, end)
+        return template.message_format(conversation, self._end_of(prompt))
+
+    def _end_of(self, prompt: Sequence[int]) -> str:
+        """The end of a prompt's text, special tokens included."""
+        return self.model.tokenizer.decode(
+            list(prompt[-NUM_END_TOKENS:]), skip_special_tokens=False
+        )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The token ids of a text, which need not fit the context; see PromptReader.tokenize."""

@@ -1,5 +1,6 @@
 """Grammars: what they match, token by token, and what is refused."""
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -133,6 +134,40 @@ def test_a_grammar_may_start_behind_other_text(compiler: GrammarCompiler) -> Non
         assert not matches(compiler, grammar, answer)
         assert not matches(compiler, grammar, f"hm</think>{answer} or so")
         assert not matches(compiler, grammar, f"hm</think>x</think>{answer}")
+
+
+def test_thoughts_may_be_left_out_where_they_need_an_opening(compiler: GrammarCompiler) -> None:
+    grammar = Grammar.choice(["yes", "no"], starts_after="</think>")
+    grammar = dataclasses.replace(grammar, opening="<think>")
+    for text in ("no", "<think>yes or no</think>no", "<think></think>\n\nyes"):
+        assert matches(compiler, grammar, text)
+    for text in (
+        "hm</think>no",
+        "<think>hm</think>",
+        "<think>no",
+        "<think>a</think>b</think>no",
+        "\nno",
+    ):
+        assert not matches(compiler, grammar, text)
+
+
+def test_tags_may_be_special_tokens() -> None:
+    tokenizer = byte_tokenizer(TEXTS)
+    tokenizer.add_special_tokens(["<think>", "</think>"])
+    opening, closing = (tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
+    compiler = make_compiler(tokenizer)
+    grammar = Grammar.choice(["yes", "no"], starts_after="</think>")
+    thinking = dataclasses.replace(grammar, opening="<think>")
+    answer = [*ids("no"), END_TOKEN]
+    for fitting in (
+        [opening, *ids("hm"), closing, *answer],
+        [opening, closing, *ids("\n"), *answer],
+        answer,
+    ):
+        assert compiler.matcher(thinking).move_to(fitting)
+    assert compiler.matcher(grammar).move_to([*ids("hm"), closing, *answer])
+    assert not compiler.matcher(grammar).move_to([*ids("hm</think>"), *answer])
+    assert not compiler.matcher(thinking).move_to([*ids("hm"), closing, *answer])
 
 
 def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:

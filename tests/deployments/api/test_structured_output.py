@@ -13,6 +13,8 @@ from transformers import AutoTokenizer
 from deployments.api.completions import CompletionRequest
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.validation import parse
+from deployments.router.chat.template import ChatTemplate
+from tests.deployments.router.chat.templates import THINKING
 from tests.deployments.serving import (
     GrpcContext,
     LocalServing,
@@ -201,3 +203,28 @@ async def test_grpc_has_the_fields_too(
         await complete(client, max_tokens=60, seed=3, temperature=0.8, ignore_eos=False, **fields)
     )["choices"]
     assert by_grpc.text == choice["text"]
+
+
+@pytest.mark.parametrize("can_think", [True, False])
+async def test_a_chat_may_think_before_it_answers(model: Model, can_think: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model.name)
+    template = ChatTemplate(tokenizer, source=THINKING)
+    async with (
+        local_serving(model, tokenizer=tokenizer, chat_template=template) as serving,
+        client_of(serving) as client,
+    ):
+        response = await client.post(
+            "/v1/chat/completions",
+            json={
+                "messages": [{"role": "user", "content": "Left or right?"}],
+                "max_tokens": 100,
+                "seed": 2,
+                "structured_outputs": {"choice": ["left", "right"]},
+                "chat_template_kwargs": {"enable_thinking": can_think},
+            },
+        )
+    (choice,) = response.json()["choices"]
+    message = choice["message"]
+    assert message["content"] in ("left", "right") or choice["finish_reason"] == "length"
+    if not can_think:
+        assert message["content"] in ("left", "right")
