@@ -6,7 +6,9 @@ This is a shim. It connects handles, tokenizer and policies, and passes requests
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import serve
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
+    from deployments.router.tenants.keys import Keys
     from deployments.router.tokenizer import Tokenizer
     from deployments.transport.messages import Codec
     from deployments.transport.worker_client import WorkerClient
@@ -43,7 +46,9 @@ class Router(GrpcIngress):
         args: AppArgs,
         target_group: DeploymentHandle[Any],
         draft_pool: DeploymentHandle[Any] | None,
+        key_digests: Sequence[bytes] = (),
     ) -> None:
+        """`key_digests` are those of API keys that stand in no file."""
         from deployments.api.grpc import Rpcs
         from deployments.api.serve_log import leave_out_told_errors
         from deployments.metrics import RouterMetrics
@@ -99,9 +104,24 @@ class Router(GrpcIngress):
             on_new_steps=self._ask_for_steps,
         )
         self._service = await self._make_service(
-            tokenizer, target_info, self._watch(target_group), grammars
+            tokenizer,
+            target_info,
+            self._watch(target_group),
+            grammars,
+            await self._read_keys(key_digests),
         )
         self._rpcs = Rpcs(self._service, max_request_bytes=args.max_request_bytes)
+
+    async def _read_keys(self, digests: Sequence[bytes]) -> "Keys":
+        """Who is let in, from now on as their file says."""
+        from deployments.router.tenants.key_file import load_keys, watch_key_file
+        from deployments.router.tenants.keys import Keys
+
+        path = None if self._args.api_keys_file is None else Path(self._args.api_keys_file)
+        keys = Keys(await asyncio.to_thread(load_keys, path, digests))
+        if path is not None:
+            self._watching_keys = asyncio.create_task(watch_key_file(keys, path, digests))
+        return keys
 
     def _ask_for_steps(self) -> None:
         """A target has measured its steps anew, as it does when a compiled forward takes over."""
@@ -138,12 +158,17 @@ class Router(GrpcIngress):
         target_info: WorkerInfo,
         health: "Health",
         grammars: "GrammarCompiler",
+        keys: "Keys",
     ) -> "GenerationService":
+        from deployments.api.serve_log import write_request_log
         from deployments.router.admission import AdmissionLimits
         from deployments.router.chat.template import load_chat_template
+        from deployments.router.request_log import LOGGER, RequestLog
         from deployments.router.service import GenerationService, ServedModel
 
         args = self._args
+        if args.request_log == "on":
+            write_request_log(LOGGER)
         return GenerationService(
             ServedModel(
                 name=args.model_name,
@@ -159,9 +184,16 @@ class Router(GrpcIngress):
                 ),
             ),
             self._loop,
-            AdmissionLimits(max_running=args.max_num_seqs, max_waiting=args.max_queued_requests),
+            AdmissionLimits(
+                max_running=args.max_num_seqs,
+                max_waiting=args.max_queued_requests,
+                queue_timeout_s=args.queue_timeout_s,
+                num_routers=args.num_router_replicas.maximum,
+            ),
             health,
             grammars=grammars,
+            keys=keys,
+            log=RequestLog() if args.request_log == "on" else None,
         )
 
     def __serve_build_asgi_app__(self) -> "FastAPI":

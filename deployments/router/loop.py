@@ -107,6 +107,20 @@ class RoundLoop:
         elif live.own_round is not None:
             self._tasks.spawn(self._abandon(live.own_round, sequence.seq_id))
 
+    async def suspend(self, sequence: LiveSequence) -> None:
+        """Take a sequence out of the rounds and free what it holds; `add` lets it go on.
+
+        Returns when the round that it is in has ended, with which its text may have ended too.
+        """
+        live = self._live.get(sequence.seq_id)
+        if live is None:
+            return
+        live.is_leaving = True
+        if not live.in_round:
+            self._remove(live)
+        await live.has_left.wait()
+        sequence.target.forget()
+
     async def close(self) -> None:
         """Stop all rounds; the sequences are lost."""
         self._is_closed = True
@@ -225,11 +239,12 @@ class RoundLoop:
         for live in members:
             live.in_round = False
             live.own_round = None
-            if live.sequence.is_done:
+            if live.sequence.is_done or live.is_leaving:
                 self._remove(live)
 
     def _remove(self, live: Live) -> None:
-        """Let a sequence go that has ended, and free what it holds."""
+        """Let a sequence go that has ended or leaves, and free what it holds."""
+        live.has_left.set()
         if self._live.pop(live.sequence.seq_id, None) is not None:
             self._release(live.sequence)
             self._digest.observe_live(self.num_live)  # after its last round
