@@ -98,6 +98,9 @@ class RoundLoop:
         """Nobody waits for the text any more; everything it holds is freed."""
         live = self._live.get(sequence.seq_id)
         if live is None:
+            if not sequence.is_done:  # suspended, while a drafter may still have been catching up
+                sequence.is_cancelled = True
+                self._speculation.forget(sequence)
             return
         sequence.is_cancelled = True
         if not live.in_round:

@@ -12,7 +12,14 @@ from deployments.router.completion import MAX_UNREAD
 from deployments.router.request import Caller
 from deployments.router.sequence import GenerationParams
 from deployments.router.tenants.keys import ApiKey, KeyRing, Keys, Tenant, digest_of
-from tests.deployments.loops import Models, Stream, model_drafts, running_loop, wait_until
+from tests.deployments.loops import (
+    Models,
+    Stream,
+    make_params,
+    model_drafts,
+    running_loop,
+    wait_until,
+)
 from tests.deployments.serving import (
     LocalServing,
     body,
@@ -84,6 +91,22 @@ async def test_what_is_suspended_holds_nothing(models: Models) -> None:
         assert len(stream.sequence.tokens) == num_tokens
         await serving.loop.suspend(stream.sequence)  # which changes nothing
         serving.loop.cancel(stream.sequence)
+
+
+async def test_what_is_cancelled_while_it_is_suspended_is_freed_by_drafters_too(
+    models: Models,
+) -> None:
+    """A drafter that was catching up when it left the rounds has it only afterwards."""
+    drafts = model_drafts(models)
+    drafts.delay_s = 0.3
+    async with running_loop(models, drafts=drafts) as (loop, _, _):
+        stream = Stream(make_params(8, max_tokens=200))
+        loop.add(stream.sequence)
+        await stream.first_delta.wait()
+        await loop.suspend(stream.sequence)
+        await wait_until(lambda: drafts.num_used_blocks > 0)
+        loop.cancel(stream.sequence)
+        await wait_until(lambda: drafts.num_used_blocks == drafts.num_sequences == 0)
 
 
 class TestFairness:
