@@ -20,6 +20,7 @@ from deployments.api.completions import CompletionRequest  # noqa: E402
 from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E402
 from deployments.api.field_table import rows as field_rows  # noqa: E402
 from deployments.metrics import rows as metric_rows  # noqa: E402
+from deployments.router.request_log import __doc__ as request_log_table  # noqa: E402
 from tests.deployments.combinations import DRAFTERS, combinations  # noqa: E402
 from tests.tiny_models import RARE, SUPPORTED  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
@@ -69,6 +70,11 @@ def metrics() -> str:
         ("metric", "kind", "label", "meaning"),
         ((f"`{row.name}`", row.kind.value, code(row.label), row.meaning) for row in metric_rows()),
     )
+
+
+def request_log() -> str:
+    """The fields of a line of the log of requests."""
+    return (request_log_table or "").partition("\n\n")[2].strip() + "\n"
 
 
 def errors() -> str:
@@ -150,7 +156,8 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "options": options, "request_fields": request_fields, "chat_fields": chat_fields,
-    "metrics": metrics, "errors": errors, "models": models, "tree": tree, "what_works": what_works,
+    "metrics": metrics, "errors": errors, "models": models, "tree": tree,
+    "request_log": request_log, "what_works": what_works,
 }  # fmt: skip
 
 

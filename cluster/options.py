@@ -137,6 +137,15 @@ class AppArgs(BaseModel):
     """Completions that run at a time in one router; more wait their turn."""
     max_queued_requests: int = Field(default=1024, ge=0)
     """Completions that may wait in one router; more are refused with status 429."""
+    queue_timeout_s: float | None = Field(default=None, gt=0)
+    """How long a completion may wait for its turn before it is refused with status 503; by default
+    as long as it takes."""
+    api_keys_file: str | None = Field(default=None, min_length=1)
+    """A file of the API keys that are let in, with their limits, which is read again when it
+    changes. Keys in TANDEM_API_KEYS are let in too; without either, anybody is."""
+    request_log: Literal["on", "off"] = "on"
+    """Whether routers write a line of JSON for each request to their standard error: counts, times
+    and the key's name, never a text."""
     max_request_bytes: int = Field(default=4 * 1024**2, ge=1024)
     """The longest request that is read, in bytes; a longer one is refused with status 413."""
     cors_allow_origins: str | None = None
@@ -216,7 +225,7 @@ class AppArgs(BaseModel):
                     raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
         return values
 
-    @field_validator("compile", "overlap", "prefix_caching", mode="before")
+    @field_validator("compile", "overlap", "prefix_caching", "request_log", mode="before")
     @classmethod
     def _read_yaml_words(cls, value: Any) -> Any:
         """YAML takes a bare `off` for false and `on` for true."""

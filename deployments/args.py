@@ -1,10 +1,24 @@
-"""The app's options (`cluster/options.py`), and those of a router that runs."""
+"""The app's options (`cluster/options.py`), those of a running router, keys in the environment.
+
+This is the only module that reads the environment.
+"""
+
+import os
 
 from pydantic import BaseModel, ConfigDict
 
 from cluster.options import AppArgs, Gamma, ReplicaRange, parse_options
+from deployments.router.tenants.key_file import digests_of_list
 
-__all__ = ["AppArgs", "ReplicaRange", "RouterConfig", "parse_options"]
+__all__ = ["AppArgs", "ReplicaRange", "RouterConfig", "environment_keys", "parse_options"]
+
+KEYS_VARIABLE = "TANDEM_API_KEYS"
+"""API keys, separated by commas."""
+
+
+def environment_keys() -> tuple[bytes, ...]:
+    """The digests of the keys in this process's environment; raises ConfigError for a wrong one."""
+    return digests_of_list(os.environ.get(KEYS_VARIABLE, ""), KEYS_VARIABLE)
 
 
 class RouterConfig(BaseModel):

@@ -10,7 +10,7 @@ from cluster.topology import Node
 from deployments.api.grpc_address import HostedGrpcOptions
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.api.http_proxy import MIDDLEWARES_FUNCTION
-from deployments.args import AppArgs
+from deployments.args import AppArgs, environment_keys
 from deployments.autoscaling import scaling_options
 from deployments.exposure import check_exposure
 from deployments.preflight import starts_ray
@@ -85,7 +85,7 @@ def build(args: AppArgs) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=args.drain_timeout_s,
         **args.num_router_replicas.serve_options(),
-    ).bind(args, target, draft)
+    ).bind(args, target, draft, environment_keys())
     return application
 
 

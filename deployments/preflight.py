@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,9 +14,10 @@ from ray._private.services import canonicalize_bootstrap_address
 
 from cluster.found_model import FoundModel, Machine
 from cluster.model_check import check_models
-from deployments.args import AppArgs, parse_options
+from deployments.args import AppArgs, environment_keys, parse_options
 from deployments.exposure import check_exposure
 from deployments.router.chat.template_file import read_template
+from deployments.router.tenants.key_file import read_key_file
 from deployments.tls import check_tls
 from workers.errors import ConfigError
 
@@ -39,7 +41,10 @@ def check_start(values: Mapping[str, Any]) -> Preflight:
     """
     args = parse_options(values)
     machine = None
+    environment_keys()
     if starts_ray():
+        if args.api_keys_file is not None:
+            read_key_file(Path(args.api_keys_file))
         args = settle_addresses(args)
         check_exposure(args)
         check_tls(args)

@@ -11,6 +11,7 @@ from tandem.bench.cli import add_bench, with_default_subject
 from tandem.chaos.cli import add_chaos
 from tandem.demo.grow import GrownSize, grow_to_folder
 from tandem.demo.pair import train_pair
+from tandem.load.cli import add_load
 from tandem.plan import add_plan
 from workers.errors import TandemError
 
@@ -33,6 +34,7 @@ def make_parser(others: Mapping[str, str]) -> argparse.ArgumentParser:
     _add_demo(commands)
     add_bench(commands)
     add_chaos(commands)
+    add_load(commands)
     add_plan(commands)
     return parser
 

@@ -15,6 +15,7 @@ QUIET_LEVELS = frozenset({"DEBUG", "INFO", "D", "I", "W"})
 NOISE = re.compile(
     r"taken more than \d+s to initialize|caused by a slow __init__|Loading weights|it/s\]"
     r"|Token authentication is enabled"
+    r'|^\{"time": '  # the log of requests
 )
 
 

@@ -10,7 +10,10 @@ TandemError
     ModelNameError            the request names a model that is not served here
     ContextLengthError        prompt and completion do not fit the context
     RequestTooLargeError      the request has more bytes than are read
+  AuthenticationError         the request has no API key, or one that is not valid
   OverloadedError             the waiting queue is full; carries when to come back
+    RateLimitError            the key has used up what it may use for now
+    QueueTimeoutError         the request has waited too long for its turn
   RequestTimeoutError         the time that the client gave its request is over
   TargetUnavailableError      no target group answered within the recovery time
   GenerationFailedError       one sequence cannot go on; the others of its batch do
@@ -68,10 +71,22 @@ class RequestTooLargeError(InvalidRequestError):
     pass
 
 
+class AuthenticationError(TandemError):
+    pass
+
+
 class OverloadedError(TandemError):
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimitError(OverloadedError):
+    pass
+
+
+class QueueTimeoutError(OverloadedError):
+    pass
 
 
 class RequestTimeoutError(TandemError):

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from deployments.api.auth import caller_of
 from deployments.api.errors import error_body
 from deployments.api.openai import StreamOptions, Usage
 from deployments.api.validation import RequestModel
@@ -66,19 +67,39 @@ async def respond(
     stream_options: StreamOptions | None,
 ) -> Response:
     """The whole answer once it is finished, or a stream where there are options of one."""
-    if stream_options is not None:
-        return EventStream(service, request, make_writer, stream_options)
-    async with service.open(request) as generation:
-        writer = make_writer(generation, service.model.name)
-        completions = await generation.complete()
-        usage = Usage.of(generation.usage)
+    if stream_options is None:
+        return WholeAnswer(service, request, make_writer)
+    return EventStream(service, request, make_writer, stream_options)
 
-        def write() -> str:
-            return writer.whole(completions, usage).model_dump_json()
 
-        # the log-probabilities of a long prompt take long to write, and others must not wait
-        content = await asyncio.to_thread(write) if request.shows_tokens else write()
-        return Response(content, media_type="application/json")
+class WholeAnswer(Response):
+    """The completions in one object.
+
+    The request is admitted when the answer is sent, not when this object is made, so that whatever
+    keeps it from being sent cannot leave anything behind.
+    """
+
+    def __init__(
+        self, service: GenerationService, request: GenerationRequest, make_writer: MakeWriter
+    ) -> None:
+        super().__init__()
+        self._service = service
+        self._request = request
+        self._make_writer = make_writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._service.open(self._request, caller_of(scope)) as generation:
+            writer = self._make_writer(generation, self._service.model.name)
+            completions = await generation.complete()
+            usage = Usage.of(generation.usage)
+
+            def write() -> str:
+                return writer.whole(completions, usage).model_dump_json()
+
+            # the log-probabilities of a long prompt take long to write, and others must not wait
+            shows_tokens = self._request.shows_tokens
+            content = await asyncio.to_thread(write) if shows_tokens else write()
+        await Response(content, media_type="application/json")(scope, receive, send)
 
 
 class EventStream(Response):
@@ -103,7 +124,7 @@ class EventStream(Response):
         self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._service.open(self._request) as generation:
+        async with self._service.open(self._request, caller_of(scope)) as generation:
             stream = StreamingResponse(
                 self._events(generation),
                 media_type="text/event-stream",

@@ -1,5 +1,6 @@
 """The HTTP status and the gRPC code of each of our errors: one table each."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from workers.errors import (
+    AuthenticationError,
     ContextLengthError,
     InvalidRequestError,
     ModelNameError,
     OverloadedError,
+    QueueTimeoutError,
+    RateLimitError,
     RequestTimeoutError,
     RequestTooLargeError,
     TandemError,
@@ -59,6 +63,15 @@ HTTP_ERRORS: tuple[tuple[type[TandemError], HttpError], ...] = (
     ),
     (InvalidRequestError, HttpError(status=400, type="invalid_request_error")),
     (RequestTimeoutError, HttpError(status=408, type="timeout_error", code="timeout")),
+    (
+        AuthenticationError,
+        HttpError(status=401, type="invalid_request_error", code="invalid_api_key"),
+    ),
+    (
+        RateLimitError,
+        HttpError(status=429, type="rate_limit_error", code="rate_limit_exceeded"),
+    ),
+    (QueueTimeoutError, HttpError(status=503, type="server_error", code="queue_timeout")),
     (OverloadedError, HttpError(status=429, type="rate_limit_error", code="overloaded")),
     (TargetUnavailableError, HttpError(status=503, type="server_error", code="unavailable")),
     (TandemError, HttpError(status=500, type="server_error")),
@@ -68,6 +81,8 @@ GRPC_CODES: tuple[tuple[type[TandemError], grpc.StatusCode], ...] = (
     (ModelNameError, grpc.StatusCode.NOT_FOUND),
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (RequestTimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (AuthenticationError, grpc.StatusCode.UNAUTHENTICATED),
+    (QueueTimeoutError, grpc.StatusCode.UNAVAILABLE),
     (OverloadedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (TargetUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (TandemError, grpc.StatusCode.INTERNAL),
@@ -121,5 +136,8 @@ def error_response(error: TandemError) -> JSONResponse:
 
 def _headers(error: TandemError) -> dict[str, str]:
     if isinstance(error, OverloadedError):
-        return {"Retry-After": str(error.retry_after_s)}
-    return {}
+        return {
+            "Retry-After": str(math.ceil(error.retry_after_s)),
+            "retry-after-ms": str(math.ceil(error.retry_after_s * 1000)),  # OpenAI's clients ask it
+        }
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}

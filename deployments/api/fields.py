@@ -168,6 +168,16 @@ class GenerationFields(SamplingFields, GrammarFields):
         """Likeliest tokens to name beside each token; None for no log-probabilities."""
         return self.logprobs
 
+    priority: Annotated[
+        int,
+        Field(
+            ge=-MAX_INTEGER - 1,
+            le=MAX_INTEGER,
+            description="Among the requests of one API key that wait, the lowest runs first.",
+        ),
+        Grpc(60),
+    ] = 0
+
     def to_request(
         self,
         *,
@@ -198,4 +208,5 @@ class GenerationFields(SamplingFields, GrammarFields):
             return_token_ids=self.return_token_ids,
             drafter=speculation.drafter,
             max_gamma=speculation.max_gamma,
+            priority=self.priority,
         )

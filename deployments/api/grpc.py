@@ -12,6 +12,7 @@ from typing import Any
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.api import tandem_pb2
+from deployments.api.auth import authenticate
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.api.errors import grpc_code, told
@@ -21,7 +22,7 @@ from deployments.api.grpc_context import StatusContext, timeout_s
 from deployments.api.grpc_fields import given_fields
 from deployments.api.validation import parse
 from deployments.router.generation import Generation
-from deployments.router.request import GenerationRequest
+from deployments.router.request import Caller, GenerationRequest
 from deployments.router.service import GenerationService
 from workers.errors import (
     InvalidRequestError,
@@ -45,8 +46,9 @@ class Rpcs:
     ) -> tandem_pb2.GenerateResponse:
         """The completions as a whole."""
         with _FailureSetsStatus(context):
+            caller = self._caller(context)
             parsed = self._parse(request, context)
-            async with self._service.open(parsed) as generation:
+            async with self._service.open(parsed, caller) as generation:
                 completions = list(map(completion_of, await generation.complete()))
                 first = completions[0]
                 return tandem_pb2.GenerateResponse(
@@ -65,9 +67,10 @@ class Rpcs:
     ) -> AsyncIterator[tandem_pb2.GenerateChunk]:
         """The completions, commit by commit."""
         with _FailureSetsStatus(context, is_raised=True):
+            caller = self._caller(context)
             parsed = self._parse(request, context, is_stream=True)
             async with (
-                self._service.open(parsed) as generation,
+                self._service.open(parsed, caller) as generation,
                 aclosing(generation.run()) as deltas,
             ):
                 num_running = len(generation.choices)
@@ -85,9 +88,10 @@ class Rpcs:
     ) -> tandem_pb2.ChatResponse:
         """The answers to a conversation as a whole."""
         with _FailureSetsStatus(context):
+            caller = self._caller(context)
             body = self._parse_chat(request)
             parsed = body.generation_request(timeout_s=timeout_s(context))
-            async with self._service.open(parsed) as generation:
+            async with self._service.open(parsed, caller) as generation:
                 messages = self._messages(body, generation)
                 completions = await generation.complete()
                 return tandem_pb2.ChatResponse(
@@ -103,10 +107,11 @@ class Rpcs:
     ) -> AsyncIterator[tandem_pb2.ChatChunk]:
         """The answers to a conversation, commit by commit."""
         with _FailureSetsStatus(context, is_raised=True):
+            caller = self._caller(context)
             body = self._parse_chat(request, is_stream=True)
             parsed = body.generation_request(timeout_s=timeout_s(context))
             async with (
-                self._service.open(parsed) as generation,
+                self._service.open(parsed, caller) as generation,
                 aclosing(generation.run()) as deltas,
             ):
                 messages = self._messages(body, generation)
@@ -136,6 +141,7 @@ class Rpcs:
     ) -> tandem_pb2.TokenizeResponse:
         """The tokens of a text, which may be longer than the context."""
         with _FailureSetsStatus(context):
+            self._caller(context)
             self._check(request)
             add_special_tokens = (
                 not request.HasField("add_special_tokens") or request.add_special_tokens
@@ -157,6 +163,7 @@ class Rpcs:
     ) -> tandem_pb2.DetokenizeResponse:
         """The text of tokens, special ones included."""
         with _FailureSetsStatus(context):
+            self._caller(context)
             self._check(request)
             return tandem_pb2.DetokenizeResponse(
                 prompt=await self._service.detokenize(list(request.tokens))
@@ -170,6 +177,7 @@ class Rpcs:
     ) -> tandem_pb2.ListModelsResponse:
         """The names under which requests reach the model."""
         with _FailureSetsStatus(context):
+            self._caller(context)
             self._check(request)
             model = self._service.model
             cards = [
@@ -186,6 +194,10 @@ class Rpcs:
         is_ready = self._service.why_not_ready() is None
         status = HealthCheckResponse.SERVING if is_ready else HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse(status=status)
+
+    def _caller(self, context: StatusContext) -> Caller:
+        """Who calls; raises AuthenticationError without a valid key where one is asked for."""
+        return authenticate(self._service.keys.ring, context.invocation_metadata())
 
     def _check(self, request: Any) -> None:
         """Raise for a request that is too long or names a model that is not served here."""

@@ -4,6 +4,7 @@ Serve and no socket."""
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from deployments.api import chat, completions, tokens
+from deployments.api.auth import RequireKey
 from deployments.api.body_limit import BodyLimit
 from deployments.api.errors import ErrorBody, ErrorDetail, error_response, told
 from deployments.api.openai import ModelCard, ModelList
@@ -37,6 +39,7 @@ def make_app(service: GenerationService, options: HttpOptions) -> FastAPI:
     """The ASGI app that serves one GenerationService."""
     app = FastAPI(title="Tandem", description="Speculative decoding, OpenAI's wire format.")
     app.add_middleware(BodyLimit, max_bytes=options.max_request_bytes)
+    app.add_middleware(RequireKey, service=service)
     if options.cors_allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -62,8 +65,21 @@ def _add_status_routes(app: FastAPI, service: GenerationService) -> None:
         """200 if a target would answer now, else 503."""
         return _status(service, "ready", service.why_not_ready())
 
+    async def version() -> JSONResponse:
+        """The version of the server."""
+        return JSONResponse({"version": _version()})
+
+    _add_get(app, "/version", version)
     _add_get(app, "/health", health)
     _add_get(app, "/ready", ready)
+
+
+def _version() -> str:
+    """That of the installed package; a checkout that is not installed has none."""
+    try:
+        return metadata.version("tandem-serve")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _status(service: GenerationService, word: str, problem: str | None) -> JSONResponse:

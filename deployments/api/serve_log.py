@@ -1,4 +1,4 @@
-"""Serve's log without tracebacks of what is no defect, and without a line for every probe.
+"""What a replica of Serve logs: requests, but no probes, and no tracebacks of what is no defect.
 
 A stream can end with a status only by an exception, which Serve logs with two tracebacks. Of a
 request whose client has left, its proxy forgets a task, of which asyncio then complains. Defects of
@@ -6,6 +6,7 @@ ours are logged where they are found (`api/grpc.py`).
 """
 
 import logging
+import sys
 
 from ray.serve.exceptions import RequestCancelledError, gRPCStatusError
 
@@ -26,3 +27,14 @@ def _is_news(record: logging.LogRecord) -> bool:
         return False
     is_access = getattr(record, "serve_access_log", False)
     return not (is_access and PROBE in record.getMessage())
+
+
+def write_request_log(name: str) -> None:
+    """Have this process write the log of requests, a logger's messages, to its standard error."""
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)

@@ -37,7 +37,6 @@ COMPLETIONS: OffValues = {
     "num_beams": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (ANYTHING,),
-    "priority": (0,),
     "prompt_embeds": (),
     "reasoning_effort": (),
     "request_id": (ANYTHING,),

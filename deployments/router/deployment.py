@@ -6,7 +6,9 @@ This is a shim. It connects handles, tokenizer and policies, and passes requests
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -20,8 +22,10 @@ from workers.types import StepTime, WorkerInfo
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from deployments.router.drafting.remote import PooledDrafter
     from deployments.router.health import Health
     from deployments.router.service import GenerationService
+    from deployments.router.tenants.keys import Keys
     from deployments.router.tokenizer import ChatTokenizer
     from workers.grammar_compiler import GrammarCompiler
 
@@ -38,36 +42,28 @@ class Router(GrpcIngress):
         args: AppArgs,
         target_group: DeploymentHandle[Any],
         draft_pool: DeploymentHandle[Any] | None,
+        key_digests: Sequence[bytes] = (),
     ) -> None:
+        """`key_digests` are those of API keys that stand in no file."""
         from deployments.api.grpc import Rpcs
         from deployments.api.serve_log import leave_out_told_errors
         from deployments.metrics import RouterMetrics
         from deployments.router.drafting.chain import make_drafters
         from deployments.router.drafting.overlap import make_overlap
-        from deployments.router.drafting.remote import PooledDrafter
         from deployments.router.grammars import make_compiler
         from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.policy.controller import make_controller
         from deployments.router.speculation import Policies
         from deployments.router.tokenizer import load_tokenizer
         from deployments.transport.directory import ServeDirectory
-        from deployments.transport.messages import PROPOSE, VERIFY
+        from deployments.transport.messages import VERIFY
         from deployments.transport.worker_streams import WorkerStreams
 
         leave_out_told_errors()
         self._args = args
         self._workers = [worker for worker in (target_group, draft_pool) if worker is not None]
         target_info = await target_group.info.remote()
-        draft_steps: tuple[StepTime, ...] = ()
-        pool = None
-        if draft_pool is not None:
-            draft_info = await draft_pool.info.remote()
-            pool = PooledDrafter(
-                WorkerStreams(ServeDirectory(draft_pool), PROPOSE),
-                timeout_s=args.draft_timeout_s,
-                max_model_len=draft_info.max_model_len,
-            )
-            draft_steps = draft_info.step_times
+        pool, draft_steps = await self._make_pool(draft_pool)
         self._steps = {"target_steps": target_info.step_times, "draft_steps": draft_steps}
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
         tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
@@ -90,9 +86,43 @@ class Router(GrpcIngress):
             on_new_steps=self._ask_for_steps,
         )
         self._service = await self._make_service(
-            tokenizer, target_info, self._watch(target_group), grammars
+            tokenizer,
+            target_info,
+            self._watch(target_group),
+            grammars,
+            await self._read_keys(key_digests),
         )
         self._rpcs = Rpcs(self._service, max_request_bytes=args.max_request_bytes)
+
+    async def _make_pool(
+        self, draft_pool: DeploymentHandle[Any] | None
+    ) -> "tuple[PooledDrafter | None, tuple[StepTime, ...]]":
+        """The drafter whose replicas these are, and how long its steps take; None without any."""
+        from deployments.router.drafting.remote import PooledDrafter
+        from deployments.transport.directory import ServeDirectory
+        from deployments.transport.messages import PROPOSE
+        from deployments.transport.worker_streams import WorkerStreams
+
+        if draft_pool is None:
+            return None, ()
+        info = await draft_pool.info.remote()
+        drafter = PooledDrafter(
+            WorkerStreams(ServeDirectory(draft_pool), PROPOSE),
+            timeout_s=self._args.draft_timeout_s,
+            max_model_len=info.max_model_len,
+        )
+        return drafter, info.step_times
+
+    async def _read_keys(self, digests: Sequence[bytes]) -> "Keys":
+        """Who is let in, from now on as their file says."""
+        from deployments.router.tenants.key_file import load_keys, watch_key_file
+        from deployments.router.tenants.keys import Keys
+
+        path = None if self._args.api_keys_file is None else Path(self._args.api_keys_file)
+        keys = Keys(await asyncio.to_thread(load_keys, path, digests))
+        if path is not None:
+            self._watching_keys = asyncio.create_task(watch_key_file(keys, path, digests))
+        return keys
 
     def _ask_for_steps(self) -> None:
         """A target has measured its steps anew, as it does when a compiled forward takes over."""
@@ -129,12 +159,17 @@ class Router(GrpcIngress):
         target_info: WorkerInfo,
         health: "Health",
         grammars: "GrammarCompiler",
+        keys: "Keys",
     ) -> "GenerationService":
+        from deployments.api.serve_log import write_request_log
         from deployments.router.admission import AdmissionLimits
         from deployments.router.chat.template import load_chat_template
+        from deployments.router.request_log import LOGGER, RequestLog
         from deployments.router.service import GenerationService, ServedModel
 
         args = self._args
+        if args.request_log == "on":
+            write_request_log(LOGGER)
         return GenerationService(
             ServedModel(
                 name=args.model_name,
@@ -150,9 +185,16 @@ class Router(GrpcIngress):
                 ),
             ),
             self._loop,
-            AdmissionLimits(max_running=args.max_num_seqs, max_waiting=args.max_queued_requests),
+            AdmissionLimits(
+                max_running=args.max_num_seqs,
+                max_waiting=args.max_queued_requests,
+                queue_timeout_s=args.queue_timeout_s,
+                num_routers=args.num_router_replicas.maximum,
+            ),
             health,
             grammars=grammars,
+            keys=keys,
+            log=RequestLog() if args.request_log == "on" else None,
         )
 
     def __serve_build_asgi_app__(self) -> "FastAPI":

@@ -1,43 +1,33 @@
 """One admitted request: its completions while they are written."""
 
 import asyncio
-import logging
 import secrets
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import zip_longest
 
 from deployments.router.admission import Reservation
-from deployments.router.health import Health
-from deployments.router.loop import RoundLoop
+from deployments.router.completion import Completion, Deltas, Runtime
 from deployments.router.request import GenerationRequest
 from deployments.router.sequence import Delta, GenerationParams
-from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation_counts import SpeculationCounts
-from deployments.router.tokenizer import Tokenizer
-from workers.errors import RequestTimeoutError, TandemError, internal_error
+from deployments.router.tenants.keys import ANYBODY, Tenant
+from workers.errors import RequestTimeoutError, TandemError
 from workers.types import signed_64
 
-logger = logging.getLogger(__name__)
 
-Deltas = asyncio.Queue[tuple[int, Delta | TandemError]]
-"""The queue of what completions emit, each with the index of its choice."""
+class Outcome(StrEnum):
+    """How a request has ended, as the log of requests has it."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runtime:
-    """The parts of a router that run every request."""
-
-    loop: RoundLoop
-    health: Health
-    """Told whenever a completion gets something from the loop."""
-    slots: asyncio.Semaphore
-    """One for each completion that may be in the loop at a time; the others wait."""
-    tokenizer: Tokenizer
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    """Its client left."""
+    FAILED = "failed"
+    REFUSED = "refused"
+    """It never began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +38,10 @@ class Usage:
     """Each prompt counts once, however many completions it has."""
     num_completion_tokens: int
     speculation: SpeculationCounts
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_completion_tokens
 
     @property
     def num_accepted(self) -> int:
@@ -112,6 +106,7 @@ class Generation:
         prompts: Sequence[tuple[int, ...]],
         *,
         prompt_texts: Sequence[tuple[str, ...]] = (),
+        tenant: Tenant = ANYBODY,
         started: float,
         reservation: Reservation,
         runtime: Runtime,
@@ -126,19 +121,24 @@ class Generation:
         )
         self._num_made, self._num_wanted = request.num_choices, request.n
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
-        self._started = started
+        self.started = started
         self._timeout_s = request.timeout_s
+        self._tenant = tenant
+        self._priority = request.priority
         self._reservation = reservation
         self._runtime = runtime
-        self._sequences: list[LiveSequence] = []
+        self.completions: list[Completion] = []
+        self.outcome = Outcome.CANCELLED
+        self.error: TandemError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def usage(self) -> Usage:
+        sequences = [completion.sequence for completion in self.completions]
         return Usage(
             num_prompt_tokens=self._num_prompt_tokens,
-            num_completion_tokens=sum(s.num_output_tokens for s in self._sequences),
-            speculation=SpeculationCounts.total(s.counts for s in self._sequences),
+            num_completion_tokens=sum(s.num_output_tokens for s in sequences),
+            speculation=SpeculationCounts.total(s.counts for s in sequences),
         )
 
     async def complete(self) -> list[Delta]:
@@ -169,9 +169,9 @@ class Generation:
         """
         deltas: Deltas = asyncio.Queue()
         for index, params in enumerate(self.choices):
-            sequence = self._open_sequence(index, params, deltas)
-            self._sequences.append(sequence)
-            self._tasks.append(asyncio.create_task(self._run_sequence(sequence)))
+            completion = self._open(index, params, deltas)
+            self.completions.append(completion)
+            self._tasks.append(asyncio.create_task(completion.run(self._reservation)))
         timer = self._start_timer(deltas)
         num_running = len(self.choices)
         try:
@@ -179,8 +179,13 @@ class Generation:
                 index, delta = await deltas.get()
                 if isinstance(delta, TandemError):
                     raise delta
+                self.completions[index].took_one()
                 num_running -= delta.finish_reason is not None
                 yield index, delta
+            self.outcome = Outcome.FINISHED
+        except TandemError as error:
+            self.outcome, self.error = Outcome.FAILED, error
+            raise
         finally:
             if timer is not None:
                 timer.cancel()
@@ -199,34 +204,16 @@ class Generation:
             f"the request has not finished within {self._timeout_s:g} s, the time that its client "
             "gave it"
         )
-        deadline = self._started + self._timeout_s
+        deadline = self.started + self._timeout_s
         return asyncio.get_running_loop().call_at(deadline, deltas.put_nowait, (0, error))
 
-    def _open_sequence(self, index: int, params: GenerationParams, deltas: Deltas) -> LiveSequence:
-        def emit(delta: Delta | TandemError) -> None:
-            self._runtime.health.progressed()
-            deltas.put_nowait((index, delta))
-
-        return LiveSequence.open(
+    def _open(self, index: int, params: GenerationParams, deltas: Deltas) -> Completion:
+        return Completion(
+            index,
             f"{self.id}-{index}",
             params,
-            decoder=self._runtime.tokenizer,
-            eos_token_ids=self._runtime.eos_token_ids,
-            emit=emit,
+            tenant=self._tenant,
+            priority=self._priority,
+            deltas=deltas,
+            runtime=self._runtime,
         )
-
-    async def _run_sequence(self, sequence: LiveSequence) -> None:
-        """Wait for a slot, run to the end, or clean up when cancelled."""
-        loop = self._runtime.loop
-        async with self._runtime.slots:
-            if loop.num_live == 0:
-                self._runtime.health.progressed()  # it stood still for want of work
-            try:
-                loop.add(sequence)
-                await sequence.done.wait()
-            except Exception:  # a defect of ours; whoever waits for the text has to learn of it
-                logger.exception("a completion failed")
-                sequence.fail(internal_error())
-            finally:
-                loop.cancel(sequence)
-                self._reservation.release_one()

@@ -36,7 +36,14 @@ class Live:
     not_before: float = 0.0
     """When it may try again after a failure."""
     failing_since: float | None = None
-    suspicion: Suspicion = field(default_factory=Suspicion)
+    is_leaving: bool = False
+    """Whether it leaves the loop when its round ends, although its text has not ended."""
+    has_left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def suspicion(self) -> Suspicion:
+        """Kept with the sequence, which may leave the loop and come back."""
+        return self.sequence.suspicion
 
     @contextmanager
     def ended_by_errors(self) -> Iterator[None]:

@@ -95,12 +95,29 @@ class RoundLoop:
         """Nobody waits for the text any more; everything it holds is freed."""
         live = self._live.get(sequence.seq_id)
         if live is None:
+            if not sequence.is_done:  # suspended, while a drafter may still have been catching up
+                sequence.is_cancelled = True
+                self._speculation.forget(sequence)
             return
         sequence.is_cancelled = True
         if not live.in_round:
             self._remove(live)
         elif live.own_round is not None:
             live.own_round.cancel()  # it may be a long prefill; its end releases
+
+    async def suspend(self, sequence: LiveSequence) -> None:
+        """Take a sequence out of the rounds and free what it holds; `add` lets it go on.
+
+        Returns when the round that it is in has ended, with which its text may have ended too.
+        """
+        live = self._live.get(sequence.seq_id)
+        if live is None:
+            return
+        live.is_leaving = True
+        if not live.in_round:
+            self._remove(live)
+        await live.has_left.wait()
+        sequence.target.forget()
 
     async def close(self) -> None:
         """Stop all rounds; the sequences are lost."""
@@ -178,11 +195,12 @@ class RoundLoop:
         """Their round has ended; so have some of them."""
         for live in members:
             live.in_round = False
-            if live.sequence.is_done:
+            if live.sequence.is_done or live.is_leaving:
                 self._remove(live)
 
     def _remove(self, live: Live) -> None:
-        """Let a sequence go that has ended, and free what it holds."""
+        """Let a sequence go that has ended or leaves, and free what it holds."""
+        live.has_left.set()
         if self._live.pop(live.sequence.seq_id, None) is not None:
             self._release(live.sequence)
             self._digest.observe_live(self.num_live)  # after its last round

@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 from deployments.router.request import Prompt
+from deployments.router.tenants.keys import ANYBODY, Tenant
+from deployments.router.tenants.slots import Slots
 from deployments.router.text import split_text
 from deployments.router.tokenizer import Tokenizer, without_special_names
 from workers.errors import ContextLengthError
@@ -29,17 +31,20 @@ class PromptReader:
         # least one byte, so no token stands for more characters than its name has.
         self._longest_token = max(len(name) for name in tokenizer.get_vocab())
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+        self._turns = Slots(NUM_THREADS)
 
     async def read(
         self,
         prompts: Sequence[Prompt],
+        tenant: Tenant = ANYBODY,
         *,
         add_special_tokens: bool = True,
         parse_special_tokens: bool = True,
     ) -> list[tuple[int, ...]]:
         """The token ids of each prompt; raises ContextLengthError for a text that cannot fit.
 
-        When the caller is cancelled, those of its texts that were not begun are not read any more.
+        Tenants take turns, so that one with many long texts does not hold up the others. When the
+        caller is cancelled, those of its texts that were not begun are not read any more.
 
         Args:
             add_special_tokens: whether the tokenizer adds its own, such as one that begins texts.
@@ -55,7 +60,11 @@ class PromptReader:
             tokenizer = self._tokenizer if parse_special_tokens else self._literal_tokenizer
             return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-        encoded = iter(await self._in_thread(encode, texts))
+        num_characters = sum(map(len, texts))
+        with self._turns.queue(tenant, priority=0, num_tokens=num_characters) as place:
+            await place.has_slot.wait()  # and if it is taken away again, the texts are read
+            encoded = iter(await self._in_thread(encode, texts))
+            place.num_used = num_characters
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:

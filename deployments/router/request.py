@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deployments.router.chat.message import FIELD, Conversation
+from deployments.router.tenants.keys import ANYBODY, Tenant
 from workers.types import SamplingParams
 
 MAX_COMPLETIONS = 128
@@ -18,10 +19,24 @@ def prompt_field(prompt: Prompt | Conversation) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sends a request."""
+
+    tenant: Tenant = ANYBODY
+    request_id: str = ""
+    """The id that the client or a proxy gave the request; empty if nobody did."""
+
+
+SOMEBODY = Caller()
+"""Of whom nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """Everything that decides a request's completions and how long they may take.
 
     A wire format has checked what can be checked without the model; the service checks the rest.
+    Who asks is a Caller's affair.
     """
 
     model: str | None
@@ -67,6 +82,8 @@ class GenerationRequest:
     """Draft tokens of a round at most; None for what the app has."""
     grammar_field: str | None = None
     """The field that asks for the grammar of `sampling`, in the client's spelling."""
+    priority: int = 0
+    """Among the completions of one key that wait, those of the lowest run first."""
     timeout_s: float | None = None
     """Seconds that the client waits for the whole request; None means as long as it takes."""
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from deployments.router.speculation_counts import SpeculationCounts
+from deployments.router.suspicion import Suspicion
 from deployments.router.text import CompletionText, Decoder
 from workers.errors import TandemError
 from workers.types import SamplingParams, TokenLogprobs
@@ -128,6 +129,8 @@ class Sequence:
     """Committed tokens, prompt included. The newest is cached nowhere yet."""
     target: Placement = field(default_factory=Placement)
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    suspicion: Suspicion = field(default_factory=Suspicion)
+    """Whether it ends the workers that run it."""
     is_cancelled: bool = False
     finish_reason: FinishReason | None = None
     error: TandemError | None = None

@@ -10,14 +10,25 @@ from deployments.router.chat.message import Conversation
 from deployments.router.chat.reader import ConversationReader
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.chat.text import MessageFormat
-from deployments.router.generation import Generation, Runtime
+from deployments.router.completion import Runtime
+from deployments.router.generation import Generation
 from deployments.router.grammars import check_grammar, make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.prompts import PromptReader
-from deployments.router.request import MAX_COMPLETIONS, GenerationRequest, prompt_field
+from deployments.router.request import (
+    MAX_COMPLETIONS,
+    SOMEBODY,
+    Caller,
+    GenerationRequest,
+    prompt_field,
+)
+from deployments.router.request_log import RequestLog
+from deployments.router.tenants.account import RateLimits
+from deployments.router.tenants.keys import Keys, Tenant
+from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
-from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError
+from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
 from workers.grammar_compiler import GrammarCompiler
 from workers.types import SamplingParams, WorkerInfo
 
@@ -56,13 +67,20 @@ class GenerationService:
         health: Health,
         *,
         grammars: GrammarCompiler | None = None,
+        keys: Keys | None = None,
+        log: RequestLog | None = None,
     ) -> None:
-        """`grammars` is what compiles those of requests; by default one of its own."""
+        """`grammars` is what compiles those of requests; by default one of its own.
+
+        Without `keys` anybody may ask; without a `log` none is written.
+        """
         self.model = model
+        self.keys = keys or Keys()
+        self._log = log
         self._runtime = Runtime(
             loop=loop,
             health=health,
-            slots=asyncio.Semaphore(limits.max_running),
+            slots=Slots(limits.max_running, timeout_s=limits.queue_timeout_s),
             tokenizer=model.tokenizer,
             eos_token_ids=model.info.eos_token_ids,
             max_model_len=model.info.max_model_len,
@@ -77,6 +95,15 @@ class GenerationService:
         """Completions that are admitted and not finished."""
         return self._admission.num_unfinished
 
+    @property
+    def num_waiting(self) -> int:
+        """Completions that wait for their turn."""
+        return self._runtime.slots.num_waiting
+
+    def rate_limits(self, tenant: Tenant) -> RateLimits:
+        """Where the limits of a key stand."""
+        return self._admission.rate_limits(tenant)
+
     def why_not_ready(self) -> str | None:
         """Why no target would answer a request now; None if one would."""
         return self._runtime.health.why_not_ready()
@@ -86,24 +113,39 @@ class GenerationService:
         return self._runtime.health.why_unhealthy(num_live=self._runtime.loop.num_live)
 
     @asynccontextmanager
-    async def open(self, request: GenerationRequest) -> AsyncIterator[Generation]:
+    async def open(
+        self, request: GenerationRequest, caller: Caller = SOMEBODY
+    ) -> AsyncIterator[Generation]:
         """Admit a request for as long as the context lasts, and prepare its completions.
 
         Whatever is wrong with it is said before anything costly is done. Whatever ends the context,
         a refusal, an error or a client that leaves, the request's room is free again and nothing of
-        it runs on. Raises InvalidRequestError and its subclasses, and OverloadedError.
+        it runs on. Raises InvalidRequestError and its subclasses, and OverloadedError and its own.
         """
         started = asyncio.get_running_loop().time()
-        self._check(request)
-        request = self._with_tags(request)
-        with self._admission.reserve(request.num_completions) as reservation:
-            prompts = await self._prompts.read(
-                await self._conversations.read(request.prompts),
-                add_special_tokens=request.add_special_tokens,
-                parse_special_tokens=request.parse_special_tokens,
-            )
-            for prompt, asked in zip(prompts, request.prompts, strict=True):
-                self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
+        generation: Generation | None = None
+        error: TandemError | None = None
+        try:
+            self._check(request)
+            request = self._with_tags(request)
+            async with self._admitted(request, caller, started) as generation:
+                yield generation
+        except TandemError as raised:
+            error = raised
+            raise
+        finally:
+            if self._log is not None:
+                self._log.write(request, caller, generation, error, started=started)
+
+    @asynccontextmanager
+    async def _admitted(
+        self, request: GenerationRequest, caller: Caller, started: float
+    ) -> AsyncIterator[Generation]:
+        tenant, num_tenants = caller.tenant, self.keys.ring.num_tenants
+        with self._admission.reserve(
+            request.num_completions, tenant, num_tenants=num_tenants
+        ) as reservation:
+            prompts = await self._read(request, tenant)
             request = self._with_thoughts_first(request, prompts)
             await check_grammar(
                 self._grammars, request.sampling.grammar, field=request.grammar_field
@@ -112,14 +154,30 @@ class GenerationService:
                 replace(request, sampling=await self._sampling(request)),
                 prompts,
                 prompt_texts=await self._prompt_texts(request, prompts),
+                tenant=tenant,
                 started=started,
                 reservation=reservation,
                 runtime=self._runtime,
             )
+            num_new = sum(params.max_tokens for params in generation.choices)
+            reservation.charge(sum(map(len, prompts)) + num_new)
             try:
                 yield generation
             finally:
                 generation.cancel()
+                reservation.settle(generation.usage.num_tokens)
+
+    async def _read(self, request: GenerationRequest, tenant: Tenant) -> list[tuple[int, ...]]:
+        """The token ids of a request's prompts; raises InvalidRequestError and its subclasses."""
+        prompts = await self._prompts.read(
+            await self._conversations.read(request.prompts),
+            tenant,
+            add_special_tokens=request.add_special_tokens,
+            parse_special_tokens=request.parse_special_tokens,
+        )
+        for prompt, asked in zip(prompts, request.prompts, strict=True):
+            self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
+        return prompts
 
     def _with_tags(self, request: GenerationRequest) -> GenerationRequest:
         """A request whose texts have the special tokens by which they are read as messages."""

@@ -25,6 +25,14 @@ class LoadError(TandemError):
     """A request of a load failed."""
 
 
+class RefusedError(LoadError):
+    """The app has too much to do, or the key has used up its limit (429)."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class BrokenOffError(LoadError):
     """The connection was cut, or there was nobody to connect to."""
 
@@ -35,6 +43,8 @@ class Endpoint:
 
     url: str
     model: str
+    api_key: str = ""
+    """Sent with every request, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +182,10 @@ async def run_closed(endpoint: Endpoint, load: Load, *, concurrency: int) -> Loa
 def http_client(endpoint: Endpoint) -> httpx.AsyncClient:
     """A client without a limit of its own on connections: how many there are is the load's."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=endpoint.url, timeout=TIMEOUT_S, limits=limits)
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+    return httpx.AsyncClient(
+        base_url=endpoint.url, headers=headers, timeout=TIMEOUT_S, limits=limits
+    )
 
 
 async def answer(client: httpx.AsyncClient, endpoint: Endpoint, load: Load, index: int) -> Answer:
@@ -207,7 +220,11 @@ async def stream(
             if response.status_code != 200:
                 body = (await response.aread()).decode()[:MAX_SHOWN_ERROR]
                 status = response.status_code
-                raise LoadError(f"{endpoint.url} answered with status {status}: {body}")
+                message = f"{endpoint.url} answered with status {status}: {body}"
+                if status == 429:
+                    retry_after_s = float(response.headers.get("retry-after", 1))
+                    raise RefusedError(message, retry_after_s=retry_after_s)
+                raise LoadError(message)
             async for line in response.aiter_lines():
                 data = line.removeprefix("data:").strip()
                 if line.startswith("data:") and data != "[DONE]":

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import ray
 from ray import serve
 
@@ -34,14 +35,28 @@ def free_port() -> int:
 class LiveServer:
     """An app that answers HTTP, and whose router can be told another gamma."""
 
-    def __init__(self, endpoint: Endpoint, metrics_urls: Sequence[str] = ()) -> None:
+    def __init__(
+        self, endpoint: Endpoint, metrics_urls: Sequence[str] = (), *, grpc_port: int, pid: int
+    ) -> None:
+        """`pid` is the process that started the app, the parent of all of its own."""
         self.endpoint = endpoint
+        self.grpc_address = f"127.0.0.1:{grpc_port}"
+        self.pid = pid
         self._metrics_urls = metrics_urls
         self._router = serve.get_deployment_handle("Router", "default")
 
     def set_gamma(self, gamma: int | str) -> None:
         """Change the draft length of the running router; nothing restarts."""
         self._router.reconfigure.remote({"gamma": gamma}).result()
+
+    def held(self) -> dict[str, int]:
+        """What the app holds for its clients: only what is not 0."""
+        held = {"live sequences": self._router.num_live.remote().result()}
+        for deployment in ("TargetGroup", "DraftPool"):
+            status = serve.get_deployment_handle(deployment, "default").status.remote().result()
+            held[f"{deployment} sequences"] = status.num_sequences
+            held[f"{deployment} blocks"] = status.num_used_blocks
+        return {name: num for name, num in held.items() if num}
 
     def run(self, load: Load, *, concurrency: int) -> LoadResult:
         """Complete a load, and wait until the app is at rest; raises LoadError."""
@@ -65,7 +80,8 @@ class LiveServer:
 def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
     """Run `serve run deployments:app` with the options, on free ports, until the block ends."""
     http_port = free_port()
-    arguments = {**options, "http_port": str(http_port), "grpc_port": str(free_port())}
+    grpc_port = free_port()
+    arguments = {**options, "http_port": str(http_port), "grpc_port": str(grpc_port)}
     command = ["env", f"RAY_metrics_report_interval_ms={REPORT_MS}"]
     command += [str(Path(sys.executable).parent / "serve"), "run", "deployments:app"]
     command += [f"{name}={value}" for name, value in arguments.items()]
@@ -77,15 +93,30 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
         url = f"http://127.0.0.1:{http_port}"
         _wait_until_healthy(url, process, log)
         ray.init(
-            address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR
+            address=_ray_address(process.pid),
+            namespace="serve",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
         _wait_until_compiled()
         endpoint = Endpoint(url=url, model=options["served_model_name"])
-        yield LiveServer(endpoint, _metrics_urls())
+        yield LiveServer(endpoint, _metrics_urls(), grpc_port=grpc_port, pid=process.pid)
     finally:
         ray.shutdown()
         process.terminate()
         process.wait(timeout=60)
+
+
+def _ray_address(pid: int) -> str:
+    """Where the Ray listens that a process has started: others may run on the machine.
+
+    "auto" where it has started none, as on a cluster.
+    """
+    for child in psutil.Process(pid).children(recursive=True):
+        for word in child.cmdline():
+            if child.name() == "raylet" and word.startswith("--gcs-address="):
+                return word.partition("=")[2]
+    return "auto"
 
 
 def _metrics_urls() -> list[str]:

@@ -24,8 +24,10 @@ from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.controller import make_controller
 from deployments.router.request import GenerationRequest
+from deployments.router.request_log import RequestLog
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
+from deployments.router.tenants.keys import Keys
 from deployments.router.tokenizer import Tokenizer
 from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver
 from workers.drafters.model import ModelDrafter
@@ -100,6 +102,9 @@ async def local_serving(
     aliases: tuple[str, ...] = (),
     chat_template: ChatTemplate | None = None,
     clock: Callable[[], float] = time.monotonic,
+    keys: Keys | None = None,
+    log: RequestLog | None = None,
+    queue_timeout_s: float | None = None,
 ) -> AsyncIterator[LocalServing]:
     """Serve a model, which drafts for itself unless there is another; `clock` is of its health."""
     targets = LocalWorkers(lambda: Target(model, CACHE, max_batched_tokens=32))
@@ -132,8 +137,12 @@ async def local_serving(
             chat_template=chat_template,
         ),
         loop,
-        AdmissionLimits(max_running=max_running, max_waiting=max_waiting),
+        AdmissionLimits(
+            max_running=max_running, max_waiting=max_waiting, queue_timeout_s=queue_timeout_s
+        ),
         health,
+        keys=keys,
+        log=log,
     )
     try:
         yield LocalServing(

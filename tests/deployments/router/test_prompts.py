@@ -3,14 +3,17 @@
 import asyncio
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import bundled
-from deployments.router.prompts import PromptReader
+from deployments.router.prompts import NUM_THREADS, PromptReader
+from deployments.router.tenants.keys import Tenant
 from deployments.router.tokenizer import load_tokenizer
+from tests.fakes import CharacterTokenizer
 from workers.errors import ContextLengthError
 
 
@@ -35,6 +38,35 @@ async def test_no_text_that_fits_is_refused(tokenizer: Any) -> None:
     assert caught.value.field == "prompt"
     with pytest.raises(ContextLengthError):
         await reader.read([longest * 20])
+
+
+class HeldTokenizer(CharacterTokenizer):
+    """Notes the first character of each text, and holds the texts until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.go_on = threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.begun.append(text[0])
+        assert self.go_on.wait(timeout=10)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+async def test_many_texts_of_one_key_do_not_hold_up_another() -> None:
+    tokenizer = HeldTokenizer()
+    reader = PromptReader(tokenizer, max_model_len=100)
+    flood = [asyncio.create_task(reader.read(["a" * 90], Tenant(name="alice"))) for _ in range(30)]
+    while len(tokenizer.begun) < NUM_THREADS:
+        await asyncio.sleep(0.01)
+    quiet = asyncio.create_task(reader.read(["bb"], Tenant(name="bob")))
+    await asyncio.sleep(0)
+    tokenizer.go_on.set()
+    await quiet
+    await asyncio.gather(*flood)
+    # behind those that had begun, and one that came when these ended
+    assert tokenizer.begun.index("b") <= 2 * NUM_THREADS
+    assert len(tokenizer.begun) == 31
 
 
 async def test_texts_and_ids_keep_their_order(tokenizer: Any) -> None:

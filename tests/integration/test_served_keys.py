@@ -1,0 +1,88 @@
+"""API keys through Serve's own proxies, over HTTP and gRPC, and a key file that changes."""
+
+import os
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from deployments.api.tandem_pb2 import GenerateRequest
+from deployments.api.tandem_pb2_grpc import GenerationStub
+from tests.integration.conftest import MODEL, Deploy, Served, request
+
+KEY, OTHER = "sk-of-alice-0123456789", "sk-of-bob-0123456789"
+CHANGE_TIMEOUT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("keys") / "keys.txt"
+    path.write_text(f"alice {KEY}\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def served(deploy: Deploy, key_file: Path) -> Served:
+    return deploy(drafter="none", compile="off", api_keys_file=str(key_file))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_http_asks_for_a_key_and_returns_the_requests_id(http: httpx.Client) -> None:
+    body = request("def f(", max_tokens=4)
+    for headers in ({}, bearer(OTHER)):
+        refused = http.post("/v1/completions", json=body, headers=headers)
+        assert refused.status_code == 401
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert http.get("/openapi.json").status_code == 401
+    assert [http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200] * 3
+    headers = {**bearer(KEY), "X-Request-Id": "r-17"}
+    answer = http.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200
+    assert answer.headers.get_list("x-request-id") == ["r-17"]
+
+
+def test_openais_client_sends_its_key(served: Served) -> None:
+    base_url = f"{served.url}/v1"
+    with openai.OpenAI(base_url=base_url, api_key=KEY, max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+    with (
+        openai.OpenAI(base_url=base_url, api_key=OTHER, max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+def test_grpc_asks_for_a_key(served: Served) -> None:
+    message = GenerateRequest(text="def f(", max_tokens=4, ignore_eos=True)
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub = GenerationStub(channel)
+        for metadata in ((), (("authorization", f"Bearer {OTHER}"),)):
+            for call in (
+                lambda m=metadata: stub.Generate(message, metadata=m),
+                lambda m=metadata: list(stub.GenerateStream(message, metadata=m)),
+            ):
+                with pytest.raises(grpc.RpcError) as caught:
+                    call()
+                assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        with_key = (("authorization", f"Bearer {KEY}"),)
+        assert len(stub.Generate(message, metadata=with_key).token_ids) == 4
+        chunks = stub.GenerateStream(message, metadata=with_key)
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 4
+
+
+def test_a_changed_file_holds_without_a_restart(http: httpx.Client, key_file: Path) -> None:
+    assert http.get("/v1/models", headers=bearer(OTHER)).status_code == 401
+    new = key_file.with_suffix(".new")
+    new.write_text(f"bob {OTHER}\n")
+    os.replace(new, key_file)
+    until = time.monotonic() + CHANGE_TIMEOUT_S
+    while http.get("/v1/models", headers=bearer(OTHER)).status_code == 401:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert http.get("/v1/models", headers=bearer(KEY)).status_code == 401
