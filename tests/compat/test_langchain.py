@@ -33,16 +33,3 @@ def test_a_completion_model_answers(server: Server) -> None:
         **OPTIONS,
     )
     assert model.invoke(PROMPT) == expected_text(server, server.tokenizer.encode(PROMPT), 16)
-
-
-def test_a_chat_model_calls_a_tool(server: Server) -> None:
-    def store(name: str) -> str:
-        """Store a name."""
-        return name
-
-    chat = langchain_openai.ChatOpenAI(
-        base_url=server.base_url, model=MODEL, max_tokens=200, **OPTIONS
-    ).bind_tools([store], tool_choice="store")
-    answer = chat.invoke("Store a name.", seed=1)
-    assert [call["name"] for call in answer.tool_calls] in (["store"], [])
-    assert answer.tool_calls or answer.response_metadata["finish_reason"] == "length"

@@ -148,19 +148,19 @@ def test_structured_output_keeps_to_its_schema(client: openai.OpenAI) -> None:
     assert person["age"] in (1, 2, 3)
 
 
-def test_a_named_tool_is_called_with_its_arguments(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=MESSAGES,  # type: ignore[arg-type]
-        max_tokens=80,
-        temperature=0,
-        tools=[{"type": "function", "function": {"name": "store", "parameters": SCHEMA}}],
-        tool_choice={"type": "function", "function": {"name": "store"}},
+def test_tools_are_taken_and_a_call_is_not_forced(server: Server, client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "store", "parameters": SCHEMA}}]
+    options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
+    answer = client.chat.completions.create(**options, tools=tools)  # type: ignore[call-overload]
+    expected = server.tokenizer.apply_chat_template(
+        MESSAGES, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    (call,) = answer.choices[0].message.tool_calls or []
-    assert call.type == "function"
-    assert call.function.name == "store"
-    assert set(json.loads(call.function.arguments)) == {"name", "age"}
+    assert answer.usage.prompt_tokens == len(expected)
+    named = {"type": "function", "function": {"name": "store"}}
+    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+        client.chat.completions.create(  # type: ignore[call-overload]
+            **options, tools=tools, tool_choice=named
+        )
 
 
 def test_many_calls_of_the_asynchronous_client(server: Server) -> None:
