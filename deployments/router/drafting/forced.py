@@ -11,8 +11,8 @@ from workers.types import NO_DRAFTS, DraftTokens
 
 SOURCE = "grammar"
 CONFIDENCE = 0.95
-"""How likely each forced token is taken to be the target's, which may spell the same text with other
-tokens. An assumption: it was not measured."""
+"""How likely each forced token is taken to be the target's, which may spell the same text with
+other tokens. An assumption: it was not measured."""
 LEAST_TOKENS = 3
 """Forced tokens for which it speaks: of fewer, another drafter makes more, as it goes beyond."""
 
