@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import secrets
-import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
@@ -17,7 +16,6 @@ from deployments.transport.messages import (
     StreamAddress,
     call_id_of,
 )
-from deployments.transport.tls import stream_tls
 from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
 
@@ -55,8 +53,7 @@ class StreamServer(Generic[RequestT, ResultT]):
     async def start(self, host: str, replica_id: str) -> StreamAddress:
         """Listen on a free port of one interface."""
         events = asyncio.get_running_loop()
-        tls = stream_tls(ssl.Purpose.CLIENT_AUTH)
-        self._server = await events.create_server(lambda: _Stream(self), host, 0, ssl=tls)
+        self._server = await events.create_server(lambda: _Stream(self), host, 0)
         port = self._server.sockets[0].getsockname()[1]
         return StreamAddress(replica_id=replica_id, host=host, port=port, token=self.token)
 

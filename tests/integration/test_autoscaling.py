@@ -13,7 +13,7 @@ IMPATIENT = {
     "metrics_interval_s": 0.3,
     "look_back_period_s": 1.0,
     "upscale_delay_s": 0.0,
-    "downscale_delay_s": 30.0,  # longer than a replica takes to start
+    "downscale_delay_s": 0.0,
     "target_ongoing_requests": 4,
 }
 """Serve's defaults would have a test wait for a minute."""
