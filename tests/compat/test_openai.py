@@ -135,8 +135,9 @@ def test_structured_output_keeps_to_its_schema(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=MESSAGES,  # type: ignore[arg-type]
-        max_tokens=60,
-        temperature=0,
+        max_tokens=400,
+        temperature=1,
+        seed=1,
         response_format={
             "type": "json_schema",
             "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},

@@ -65,7 +65,8 @@ def test_the_first_size_is_timed_however_long_it_takes() -> None:
 
 
 def test_sizes_of_graphs_are_in_the_table() -> None:
-    assert {size for _, size in VERIFY_SIZES} >= set(graphed_step.SIZES)
+    """Up to 128 tokens: on a CPU, a longer step would hold up the others for too long."""
+    assert {size for _, size in VERIFY_SIZES} >= {n for n in graphed_step.SIZES if n <= 128}
     assert {(n, n) for n in (1, 2, 4, 8, 16, 32)} == set(DRAFT_SIZES)
 
 
