@@ -128,9 +128,9 @@ class AppArgs(BaseModel):
     """Whether the models' forwards are compiled on a CPU, once per machine. `auto`: in the
     background, while the models' own code serves; in bfloat16, a text written before the change,
     or across it, may differ from a later one of the same seed where two tokens are nearly as
-    likely. `wait`: a replica serves once its forward is compiled or known not to be had, so a seed
-    has one text. `off`: the models' own code alone, likewise. On CUDA forwards are recorded as
-    graphs before the first request, unless `off`."""
+    likely. `wait`: a replica serves once its forward is compiled, or cannot be, so a seed has one
+    text. `off`: the models' own code alone, so a seed has one text too. On CUDA forwards are
+    recorded as graphs before the first request, unless `off`."""
     max_model_len: int | None = Field(default=None, ge=2)
     """Longest prompt and completion together, in tokens; by default what the target allows."""
     max_num_seqs: int = Field(default=64, ge=1)
@@ -138,8 +138,7 @@ class AppArgs(BaseModel):
     max_queued_requests: int = Field(default=1024, ge=0)
     """Completions that may wait in one router; more are refused with status 429."""
     queue_timeout_s: float | None = Field(default=None, gt=0)
-    """How long a completion may wait for its turn before it is refused with status 503; by default
-    as long as it takes."""
+    """How long a completion may wait for its turn; then it is refused with status 503."""
     api_keys_file: str | None = Field(default=None, min_length=1)
     """A file of the API keys that are let in, with their limits, which is read again when it
     changes. Keys in TANDEM_API_KEYS are let in too; without either, anybody is."""
@@ -172,15 +171,12 @@ class AppArgs(BaseModel):
     token, or by Serve's `handle` calls, which are slower, and encrypted where Ray is. Replicas that
     Serve scales are reached by handles, since Serve counts their load by these."""
     draft_timeout_s: float = Field(default=1.0, gt=0)
-    """How long a round waits for drafts before it goes on without; as long again where it first
-    waits for drafts that were asked for during the verification before."""
+    """How long a round waits for drafts before it goes on without; twice that after a prefetch."""
     verify_timeout_s: float = Field(default=120.0, gt=0)
-    """How long a target may be silent before its sequences move to another. A target says every 20
-    seconds how far a long prompt is, so that is no silence. A step that takes longer ends its
-    replica."""
+    """How long a target may be silent before its sequences move to another, and how long a step may
+    take before its replica ends. Of a long prompt a target tells every 20 seconds."""
     recovery_timeout_s: float = Field(default=60.0, gt=0)
-    """How long a completion waits for some target to answer: it fails with the first call that
-    fails after that. Such a call may itself take `verify_timeout_s`."""
+    """How long a completion waits for some target: it fails with the first call that fails then."""
     drain_timeout_s: float = Field(default=120.0, ge=0)
     """How long a router that is to stop waits for its completions; those that take longer are cut.
     Targets and drafters need not wait: what runs there moves."""
