@@ -14,6 +14,9 @@ import httpx
 import psutil
 import ray
 from ray import serve
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
 
 from tandem.live.client import Endpoint, Load, LoadResult, run_closed
 from tandem.live.counters import REPORT_MS, Counters, read_counters
@@ -92,6 +95,8 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
     try:
         url = f"http://127.0.0.1:{http_port}"
         _wait_until_healthy(url, process, log)
+        # as Ray does by itself for the address "auto" alone
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         ray.init(
             address=_ray_address(process.pid),
             namespace="serve",
