@@ -22,7 +22,7 @@ class WorkItem(Generic[RequestT]):
     remaining: tuple[int, ...]
     """Committed and assumed tokens still to run, the newest last."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Those of the tokens that have been run, if they are wanted; see VerifyResult."""
+    """Log-probabilities of the prompt's tokens that have been run, if wanted; see VerifyResult."""
 
     @property
     def is_prefill(self) -> bool:

@@ -203,8 +203,8 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             )
         return GenerationFailedError(
             f"the scores of {self._paged.model.name!r} are not finite numbers at position "
-            f"{position}, or the request rules all tokens out, so none can be chosen; try another "
-            "prompt, other sampling parameters or dtype=float32"
+            f"{position}, so no token can be chosen; try another prompt, other sampling "
+            "parameters or dtype=float32"
         )
 
     def _judged_run(self, run: Run) -> JudgedRun:

@@ -24,7 +24,7 @@ _CALLER = "tandem_caller"
 
 
 def authenticate(ring: KeyRing, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-    """Who sends a request with these headers or metadata; raises AuthenticationError.
+    """The caller that headers or metadata name by an API key; raises AuthenticationError.
 
     The names are in small letters. Of several of a name the first counts.
     """
@@ -49,7 +49,7 @@ def authenticate(ring: KeyRing, metadata: Iterable[tuple[str, str | bytes]]) -> 
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who sends the request of this scope, as RequireKey has found out."""
+    """The caller of the request of this scope, as RequireKey has found out."""
     caller: Caller = scope.get(_CALLER, SOMEBODY)
     return caller
 

@@ -196,7 +196,7 @@ class Rpcs:
         return HealthCheckResponse(status=status)
 
     def _caller(self, context: StatusContext) -> Caller:
-        """Who calls; raises AuthenticationError without a valid key where one is asked for."""
+        """The caller; raises AuthenticationError without a valid key where one is asked for."""
         return authenticate(self._service.keys.ring, context.invocation_metadata())
 
     def _check(self, request: Any) -> None:

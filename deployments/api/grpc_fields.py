@@ -16,7 +16,7 @@ def marked_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def given_fields(request: Message, model: type[BaseModel]) -> dict[str, Any]:
-    """Those fields of the model that the client has set, as JSON has them."""
+    """The fields of a model that the client has set, as JSON has them."""
     marked = marked_fields(model)
     return {
         descriptor.name: plain(value)

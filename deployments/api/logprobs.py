@@ -24,7 +24,7 @@ class CompletionLogprobs(BaseModel):
     """Where each token's text begins in the choice's."""
 
     def __add__(self, other: Self) -> Self:
-        """Those of the other's tokens behind one's own."""
+        """The log-probabilities of this part's tokens, then those of the other's."""
         return type(self)(
             tokens=self.tokens + other.tokens,
             token_logprobs=self.token_logprobs + other.token_logprobs,

@@ -85,8 +85,8 @@ class SpeculationUsage(BaseModel):
     drafted_tokens: int
     """Draft tokens that were verified."""
     tested_tokens: int
-    """Those that were compared with the target's own: the accepted ones and the first that was not,
-    in each round."""
+    """Draft tokens that were compared with the target's own: in each round the accepted ones and
+    the first that was not."""
     accepted_tokens: int
     accepted_by_position: list[int]
     """How often the first, the second and so on of a round's drafts was accepted."""

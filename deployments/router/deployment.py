@@ -117,7 +117,7 @@ class Router(GrpcIngress):
         return drafter, info.step_times
 
     async def _read_keys(self, digests: Sequence[bytes]) -> "Keys":
-        """Who is let in, from now on as their file says."""
+        """The API keys that are let in; their file is read again whenever it changes."""
         from deployments.router.tenants.key_file import load_keys, watch_key_file
         from deployments.router.tenants.keys import Keys
 

@@ -26,7 +26,7 @@ INNOCENT = tandem_pb2.GenerateRequest(
 )
 """Asked after each batch: its answer is always the same."""
 TEXT_METHODS = ("Generate", "GenerateStream")
-"""Those whose answers have one text, or the pieces of one."""
+"""The methods whose answers have one text, or the pieces of one."""
 CODES = frozenset(
     {
         grpc.StatusCode.OK,

@@ -33,7 +33,7 @@ class Members:
     end: int | None = None
     """Where the object, or what is JSON of it, has ended; None while it may go on."""
     is_whole: bool = False
-    """Whether it has ended with its bracket."""
+    """Whether the object has ended with its closing bracket."""
 
 
 def skip_space(text: str, start: int) -> int:

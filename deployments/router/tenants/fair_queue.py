@@ -60,7 +60,7 @@ class FairQueue:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._flows: dict[str, _Flow] = {}
-        """Those of tenants that run or wait, and of others while their tags still count."""
+        """The flows of tenants that run or wait, and of others while their tags still count."""
         self._virtual_time = 0.0
         self._num_claims = 0
 
@@ -144,12 +144,12 @@ class FairQueue:
         flow.start_tag -= max(0, claim.num_tokens - num_used) / flow.weight
 
     def _short(self, flows: Iterable[_Flow]) -> list[_Flow]:
-        """Those that stay within their share with one slot more."""
+        """The flows that stay within their share with one slot more."""
         share = self._share_of_one()
         return [flow for flow in flows if len(flow.running) + 1 <= share * flow.weight]
 
     def _above(self) -> list[_Flow]:
-        """Those that still have their share with one slot less."""
+        """The flows that still have their share with one slot less."""
         share = self._share_of_one()
         flows = self._flows.values()
         return [flow for flow in flows if len(flow.running) - 1 >= share * flow.weight]
