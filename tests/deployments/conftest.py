@@ -1,5 +1,4 @@
 import asyncio
-from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ import torch
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import GREEDY, Models, make_params, run_all, running_loop
 from tests.tiny_models import save_model
-from workers.model import load_model
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -17,15 +15,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    folder: Path = tmp_path_factory.mktemp("pair")
-    name = save_model(folder)
-    target = load_model(name, dtype="float32", device="cpu")
-    draft = load_model(name, dtype="float32", device="cpu")
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.module.parameters():
-            parameter += torch.randn_like(parameter) * 0.02
-    return Models(target=target, draft=draft)
+    return Models.load(save_model(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="session")

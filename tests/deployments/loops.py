@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.drafting.protocol import Drafter
@@ -21,7 +23,7 @@ from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver, Scr
 from tests.tiny_models import VOCAB_SIZE
 from workers.drafters.model import ModelDrafter
 from workers.errors import TandemError
-from workers.model import Model
+from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.types import SamplingParams
@@ -38,6 +40,17 @@ class Models:
     target: Model
     draft: Model
     """The target, slightly off: a draft that is often right."""
+
+    @classmethod
+    def load(cls, name: str) -> "Models":
+        """The model of a folder in fp32, and beside it the same with noise on its weights."""
+        target = load_model(name, dtype="float32", device="cpu")
+        draft = load_model(name, dtype="float32", device="cpu")
+        torch.manual_seed(5)
+        with torch.no_grad():
+            for parameter in draft.module.parameters():
+                parameter += torch.randn_like(parameter) * 0.02
+        return cls(target=target, draft=draft)
 
 
 def make_params(

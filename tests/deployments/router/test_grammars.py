@@ -6,7 +6,6 @@ import random
 from typing import Literal
 
 import pytest
-import torch
 
 from deployments.router.drafting.forced import ForcedTokens
 from deployments.router.drafting.protocol import Drafter
@@ -28,7 +27,6 @@ from tests.fakes import LocalWorkers, ScriptedDrafter
 from tests.grammars import END_TOKEN, GRAMMARS, VOCAB_SIZE, save_grammar_model
 from tests.workers.test_grammar import make_compiler
 from workers.grammar import Grammar
-from workers.model import load_model
 from workers.paged_model import CacheOptions
 from workers.types import ProposeRequest, SamplingParams
 
@@ -37,14 +35,7 @@ THINKING = Grammar.json_schema({"enum": ["a", "b"]}, starts_after="e")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    name = save_grammar_model(tmp_path_factory.mktemp("pair"))
-    target = load_model(name, dtype="float32", device="cpu")
-    draft = load_model(name, dtype="float32", device="cpu")
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.module.parameters():
-            parameter += torch.randn_like(parameter) * 0.02
-    return Models(target=target, draft=draft)
+    return Models.load(save_grammar_model(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="module")
