@@ -144,9 +144,9 @@ class Acceptance:
             self._overall.observe(is_accepted=is_accepted)
             self._positions.setdefault(position, Rate()).observe(is_accepted=is_accepted)
 
-    def forget(self, seq_id: str) -> bool:
-        """A sequence has ended; whether it was known."""
-        return self._sequences.pop(seq_id, None) is not None
+    def forget(self, seq_id: str) -> None:
+        """A sequence has ended."""
+        self._sequences.pop(seq_id, None)
 
     def _logs(self, confidences: Sequence[float], num_tokens: int) -> Iterator[float]:
         """The logarithm of each token's confidence, or of its position's rate."""
@@ -217,10 +217,10 @@ class AcceptanceBySource:
         survival[np.arange(depth) >= most[:, None, None].repeat(num_samples, axis=1)] = 0.0
         return survival
 
-    def forget(self, seq_id: str) -> bool:
-        """A sequence has ended; whether anything was known of it."""
-        known = [acceptance.forget(seq_id) for acceptance in self._by_kind.values()]
-        return any(known)
+    def forget(self, seq_id: str) -> None:
+        """A sequence has ended."""
+        for acceptance in self._by_kind.values():
+            acceptance.forget(seq_id)
 
 
 def _log(confidence: float) -> float:

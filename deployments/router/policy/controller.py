@@ -18,7 +18,6 @@ from deployments.router.policy.gamma import (
 from deployments.router.policy.latency import Latency
 from deployments.router.policy.planner import (
     Plan,
-    PrefillShare,
     Prompts,
     best_plan,
     worth_verifying,
@@ -59,9 +58,6 @@ class DynamicGamma:
         self._latency = Latency(target_steps=target_steps, draft_steps=draft_steps)
         self._acceptance = AcceptanceBySource()
         self._exploration = Exploration()
-        self._share = PrefillShare()
-        self._alone_rate = 0.0
-        """Tokens per second that the last round's sequences would make alone; see Plan."""
         self._most_prefill = 0
         """The most tokens of prompts that waited yet; the target says those that fit a step."""
         self._is_idle = False
@@ -83,10 +79,8 @@ class DynamicGamma:
             ),
             [candidate.is_free for candidate in candidates],
             self._latency,
-            self._share,
             self._prompts(num_prefill_tokens),
         )
-        self._alone_rate = plan.alone_rate
         pays, is_try = plan.loss_s < 0.0, False
         if num_prefill_tokens == 0:
             self._is_idle = not pays
@@ -112,14 +106,12 @@ class DynamicGamma:
         for outcome in observed.outcomes:
             self._acceptance.of(outcome).observe(outcome)
         self._latency.observe(observed)
-        self._share.observe(observed.num_committed, observed.round_s)
         num_sequences = max(1, observed.num_sequences)
         plain_s = self._latency.verify_s(num_sequences, num_sequences, is_after_drafting=False)
         self._exploration.observe(observed, token_s=float(plain_s) / num_sequences)
 
     def forget(self, seq_id: str) -> None:
-        if self._acceptance.forget(seq_id):  # else it is told again, or had no drafts
-            self._share.end_request(self._alone_rate)
+        self._acceptance.forget(seq_id)
 
     def _prompts(self, num_tokens: int) -> Prompts:
         """The prompts beside a round; what fits into a step is known from those that filled one."""

@@ -11,10 +11,9 @@ rate: a jump in the costs may hide behind one that does not pay. Drafters stop b
 too, so a step of theirs is only run while some sequence is above it.
 
 Prompts that wait are run in the same step. They have to be run whatever is drafted, so a second is
-worth what these sequences would make of it alone, and drafts are no cheaper for the long step. But
-where a long prompt slows them down far more than prompts do as a rule, a second is worth less, and
-drafts go farther. They may not lengthen such a round by more than DELAY_SHARE, though: that is how
-much later the first token of the prompt may come.
+worth what these sequences would make of it alone, and drafts are no cheaper for the long step. They
+may not lengthen such a round by more than DELAY_SHARE: that is how much later the first token of
+the prompt may come.
 """
 
 import math
@@ -24,11 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from deployments.router.policy.latency import RATE, Floats, Latency
+from deployments.router.policy.latency import Floats, Latency
 
-FAIR_SHARE = 0.6
-"""The share of the speed that prompts usually leave to requests, below which a second beside a
-prompt is worth less."""
 NUM_THRESHOLDS = 16
 """How many thresholds are compared; more only take time."""
 DELAY_SHARE = 0.25
@@ -56,36 +52,6 @@ class Prompts:
 NO_PROMPTS = Prompts()
 
 
-@dataclass(slots=True)
-class PrefillShare:
-    """How much of their speed prompts leave to the sequences that run."""
-
-    _num_tokens: float = 0.0
-    """Committed in the last rounds, decayed."""
-    _time_s: float = 0.0
-    """Seconds of those rounds, decayed alike."""
-    _usual: float = 1.0
-    """What they left to the last requests, each counted once, at its end."""
-
-    def observe(self, num_tokens: int, round_s: float) -> None:
-        """A round has brought so many tokens, beside prompts or not."""
-        self._num_tokens += num_tokens - RATE * self._num_tokens
-        self._time_s += round_s - RATE * self._time_s
-
-    def end_request(self, alone_rate: float) -> None:
-        """A request has ended, whose rounds would make `alone_rate` without prompts."""
-        if self._time_s > 0.0 and alone_rate > 0.0:
-            share = min(1.0, self._num_tokens / self._time_s / alone_rate)
-            self._usual += RATE * (share - self._usual)
-
-    def worth(self, alone_rate: float) -> float:
-        """What a second is worth beside a prompt, in tokens."""
-        if self._num_tokens == 0.0 or self._time_s == 0.0:
-            return alone_rate
-        rate = self._num_tokens / self._time_s
-        return min(alone_rate, rate / (FAIR_SHARE * max(self._usual, rate / alone_rate)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The best drafts of a round, and what becomes of the round with and without them.
@@ -105,10 +71,8 @@ class Plan:
     plain_s: float
     """Seconds of the round without drafts."""
     prompts: Prompts
-    alone_rate: float
-    """Tokens per second of rounds without prompts, drafted as well as can be."""
     tokens_per_s: float
-    """What a second is worth."""
+    """What a second is worth: the rate of rounds without prompts, drafted as well as can be."""
 
     @property
     def loss_s(self) -> float:
@@ -121,7 +85,6 @@ def best_plan(
     survival: Floats,
     is_free: Sequence[bool],
     latency: Latency,
-    share: PrefillShare,
     prompts: Prompts,
 ) -> Plan:
     """The drafts that make the most of their time, or lose the least.
@@ -130,12 +93,12 @@ def best_plan(
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts
     are accepted, in equally likely cases; 0 where no draft may be.
     """
-    plan = _plan(survival, is_free, latency, share, prompts)
+    plan = _plan(survival, is_free, latency, prompts)
     if all(is_free) or not any(is_free):
         return plan
     only_free = np.where(np.array(is_free)[:, None, None], survival, 0.0)
     return max(
-        plan, _plan(only_free, is_free, latency, share, prompts), key=lambda plan: plan.alone_rate
+        plan, _plan(only_free, is_free, latency, prompts), key=lambda plan: plan.tokens_per_s
     )
 
 
@@ -143,7 +106,6 @@ def _plan(
     survival: Floats,
     is_free: Sequence[bool],
     latency: Latency,
-    share: PrefillShare,
     prompts: Prompts,
 ) -> Plan:
     """The best plan with one threshold for all drafts; see `best_plan`."""
@@ -157,10 +119,9 @@ def _plan(
     num_beside = float(prompts.in_step(num_sequences))
     alone_s, plain_s = plain_step_s(0), plain_step_s(num_beside)
     if not len(thresholds):
-        rate = num_sequences / alone_s
         return Plan(
             gammas=[0] * num_sequences, time_s=plain_s, num_expected=num_sequences,
-            plain_s=plain_s, prompts=prompts, alone_rate=rate, tokens_per_s=rate,
+            plain_s=plain_s, prompts=prompts, tokens_per_s=num_sequences / alone_s,
         )  # fmt: skip
     is_taken = survival >= thresholds[:, None, None, None]
     shares = is_taken.mean(axis=2)  # [thresholds, sequences, depth]
@@ -175,10 +136,10 @@ def _plan(
         )
 
     alone_times_s = times_s(0.0)
-    rate = alone_rate = max(num_sequences / alone_s, float((expected / alone_times_s).max()))
+    rate = max(num_sequences / alone_s, float((expected / alone_times_s).max()))
     all_s, is_allowed = alone_times_s, np.ones_like(expected, dtype=bool)
     if prompts.num_tokens:
-        rate, all_s = share.worth(alone_rate), times_s(num_beside)
+        all_s = times_s(num_beside)
         beside = prompts.in_step(num_own)
         is_allowed = times_s(beside) <= _longest_s(prompts, beside, plain_s, num_sequences)
     gains = np.where(is_allowed, expected - rate * all_s, -math.inf)
@@ -191,7 +152,6 @@ def _plan(
         num_expected=float(expected[best, last]),
         plain_s=plain_s,
         prompts=prompts,
-        alone_rate=alone_rate,
         tokens_per_s=rate,
     )
 

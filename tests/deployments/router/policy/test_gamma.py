@@ -12,6 +12,7 @@ from tests.deployments.router.policy.machines import (
     BLOCKS,
     CPU,
     FIXED,
+    FULL,
     GPU,
     MACHINES,
     NODES,
@@ -195,9 +196,11 @@ class TestDynamicGamma:
 class TestBesidePrompts:
     """Workers have measured their steps: nothing is learnt of them in such rounds."""
 
-    @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+    @pytest.mark.parametrize(
+        "machine", [pytest.param(m, id=name) for name, m in MACHINES.items() if m is not FULL]
+    )
     @pytest.mark.parametrize("num_sequences", [1, 4, 16])
-    def test_a_long_prompt_beside_makes_drafts_cheap(
+    def test_drafts_that_cost_little_beside_a_long_prompt_are_made(
         self, num_sequences: int, machine: Machine
     ) -> None:
         """Steps are long anyway, so they had better bring many, as far as prompts may wait."""
@@ -213,6 +216,18 @@ class TestBesidePrompts:
             if sum(machine.round_s(gamma, 200 + num_sequences * (gamma + 1))) <= most_s
         )
         assert run.tokens_per_s(310) > 0.96 * best
+
+    def test_drafts_that_cost_in_full_are_no_cheaper_beside_a_prompt(self) -> None:
+        """A prompt has to be run whatever is drafted: by drafts that lose time, all end later."""
+        alphas = [0.5] * 16
+        run = simulate(
+            FULL.controller(), FULL, lambda _: alphas, 400, chance=varied,
+            beside=lambda run: 200 if len(run.tokens) >= 100 else 0,
+        )  # fmt: skip
+        plain_s = 300 * sum(FULL.round_s(0, 200 + len(alphas)))
+        num_more = sum(run.tokens[100:]) - 300 * len(alphas)
+        alone_s = num_more / FULL.tokens_per_s(0, alphas)
+        assert sum(run.times_s[100:]) < 1.02 * plain_s + alone_s
 
     @pytest.mark.parametrize(
         ("num_sequences", "prompt_len", "alpha", "least"),

@@ -11,7 +11,6 @@ from deployments.router.policy.planner import (
     DELAY_SHARE,
     NO_PROMPTS,
     Plan,
-    PrefillShare,
     Prompts,
     best_plan,
     worth_verifying,
@@ -56,7 +55,7 @@ def plan_of(
     survival: Survival, latency: Latency, *, is_free: bool = False, prompts: Prompts = NO_PROMPTS
 ) -> Plan:
     samples = np.array(survival)[:, None, :]
-    return best_plan(samples, [is_free] * len(survival), latency, PrefillShare(), prompts)
+    return best_plan(samples, [is_free] * len(survival), latency, prompts)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -131,7 +130,7 @@ def test_a_plan_counts_with_choosing_later() -> None:
     sure, hopeless = [0.99] * 2, [0.1, 0.01]
 
     def plan(cases: list[list[float]]) -> Plan:
-        return best_plan(np.array([cases] * 8), [False] * 8, latency, PrefillShare(), NO_PROMPTS)
+        return best_plan(np.array([cases] * 8), [False] * 8, latency, NO_PROMPTS)
 
     mixed = plan([sure, hopeless])
     assert mixed.gammas == [2] * 8
@@ -146,7 +145,7 @@ def test_a_plan_counts_with_drafters_that_stop() -> None:
     latency = Latency(target_steps=target, draft_steps=draft)
     sure, hopeless = [0.97**k for k in range(1, 17)], [0.1 * 0.01**k for k in range(16)]
     survival = np.array([[sure] + [hopeless] * 4])
-    plan = best_plan(survival, [False], latency, PrefillShare(), NO_PROMPTS)
+    plan = best_plan(survival, [False], latency, NO_PROMPTS)
     assert plan.gammas == [16]
     assert 0.1 < plan.least_survival <= sure[-1]
 
@@ -167,25 +166,6 @@ def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
 def test_nothing_to_draft_is_no_plan_to_draft() -> None:
     latency = make_latency(0)
     for shape in ((2, 1, 4), (2, 1, 0)):
-        plan = best_plan(
-            np.zeros(shape), [False] * 2, latency, PrefillShare(), Prompts(num_tokens=9, most=64)
-        )
+        plan = best_plan(np.zeros(shape), [False] * 2, latency, Prompts(num_tokens=9, most=64))
         assert not any(plan.gammas)
         assert worth_verifying([[], []], plan, latency) == [0, 0]
-
-
-class TestPrefillShare:
-    def test_a_second_is_worth_less_where_a_prompt_leaves_little(self) -> None:
-        share = PrefillShare()
-        assert share.worth(100.0) == 100.0
-        for _ in range(400):
-            share.observe(1, 0.1)
-        assert share.worth(100.0) == pytest.approx(10.0 / 0.6, rel=0.01)
-        assert share.worth(5.0) == 5.0
-
-    def test_not_where_all_requests_have_long_prompts(self) -> None:
-        share = PrefillShare()
-        for _ in range(400):
-            share.observe(1, 0.1)
-            share.end_request(40.0)
-        assert share.worth(40.0) == 40.0
