@@ -166,10 +166,6 @@ class AppArgs(BaseModel):
     draft_num_threads: int = Field(default=1, ge=1)
     """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
     would slow the target down."""
-    worker_transport: Literal["stream", "handle"] = "stream"
-    """How rounds travel to the workers: by held `stream`s in plain text, open to whoever knows a
-    token, or by Serve's `handle` calls, which are slower, and encrypted where Ray is. Replicas that
-    Serve scales are reached by handles, since Serve counts their load by these."""
     draft_timeout_s: float = Field(default=1.0, gt=0)
     """How long a round waits for drafts before it goes on without; twice that after a prefetch."""
     verify_timeout_s: float = Field(default=120.0, gt=0)
@@ -298,10 +294,6 @@ class AppArgs(BaseModel):
         if self.draft is None and self.target == bundled.TARGET_NAME:
             return bundled.DRAFT_NAME
         return self.draft
-
-    def has_streams(self, replicas: ReplicaRange) -> bool:
-        """Whether streams carry the calls to these replicas of a worker."""
-        return self.worker_transport == "stream" and replicas.is_fixed
 
     @property
     def cors_origins(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from deployments.api.grpc_address import HostedGrpcOptions
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.api.http_proxy import MIDDLEWARES_FUNCTION
 from deployments.args import AppArgs, environment_keys
+from deployments.autoscaling import scaling_options
 from deployments.exposure import check_exposure
 from deployments.preflight import starts_ray
 from deployments.replicas.draft_pool import DraftPool
@@ -72,13 +73,13 @@ def build(args: AppArgs) -> serve.Application:
     resources = {"num_cpus": 0, "num_gpus": of_rank.num_gpus}
     target = target_group.options(
         ray_actor_options=resources,
-        **args.num_target_groups.serve_options(),
+        **scaling_options(args.num_target_groups),
         **_bundle_options(args.tensor_parallel_size, of_rank, nodes),
     ).bind(args)
     draft = None
     if args.draft_model is not None:
         draft = draft_pool.options(
-            ray_actor_options=resources, **args.num_draft_replicas.serve_options()
+            ray_actor_options=resources, **scaling_options(args.num_draft_replicas)
         ).bind(args)
     application: serve.Application = router.options(
         ray_actor_options={"num_cpus": 0},

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from deployments.replicas.step_loop import StepLoop
 from deployments.router.round import RoundRecord
-from workers.errors import WorkerLostError
+from workers.errors import WorkerLostError, WorkerTimeoutError
 from workers.step_worker import StepWorker
 from workers.types import ProposeRequest, ProposeResult, Reply
 
@@ -47,6 +47,26 @@ def byte_tokenizer(texts: Sequence[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+async def answer_of(loop: StepLoop[Any, Any], batch: Sequence[Any]) -> Reply[Any]:
+    """The reply to a call, which frees its sequences if it is cancelled, as over a stream."""
+    reply: asyncio.Future[Reply[Any]] = asyncio.get_running_loop().create_future()
+
+    def answer(outcome: Reply[Any] | Exception) -> None:
+        if reply.done():
+            return
+        if isinstance(outcome, Exception):
+            reply.set_exception(outcome)
+        else:
+            reply.set_result(outcome)
+
+    loop.submit(batch, answer)
+    try:
+        return await reply
+    except asyncio.CancelledError:
+        loop.release([request.seq_id for request in batch])
+        raise
 
 
 class LocalWorkers:
@@ -99,28 +119,27 @@ class LocalWorkers:
         self.calls.append(batch)
         self.before_call()
         if not self.replicas:
-            raise WorkerLostError("no replica is left")
+            raise WorkerTimeoutError("no replica is left")
         if replica_id not in self.replicas:
             replica_id = list(self.replicas)[len(self.calls) % len(self.replicas)]
         replica = self.replicas[replica_id]
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(self.delay_s)
-                reply = await replica.run(batch)
+                reply = await answer_of(replica, batch)
         except TimeoutError:
             raise WorkerLostError(f"no answer in {timeout_s} s") from None
         if replica_id not in self.replicas:
             raise WorkerLostError(f"{replica_id} died")
         return reply
 
-    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
-        for name, replica in self.replicas.items():
-            if replica_id in (None, name):
-                replica.release(seq_ids)
+    def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
+        if replica_id in self.replicas:
+            self.replicas[replica_id].release(seq_ids)
 
     async def find(self) -> str:
         if not self.replicas:
-            raise WorkerLostError("no replica is left")
+            raise WorkerTimeoutError("no replica is left")
         return next(iter(self.replicas))
 
 
@@ -151,11 +170,7 @@ class ScriptedDrafter:
             results=results,
         )
 
-    async def release(
-        self,
-        replica_id: str | None,  # noqa: ARG002
-        seq_ids: Sequence[str],
-    ) -> None:
+    def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:  # noqa: ARG002
         self.released += seq_ids
 
     async def find(self) -> str:

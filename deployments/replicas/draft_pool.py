@@ -1,19 +1,17 @@
 """The draft deployment: one replica is one drafter."""
 
-from collections.abc import Sequence
-
 from ray import serve
 
 from cluster import bundled
 from deployments.args import AppArgs
 from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplica
 from deployments.transport.messages import PROPOSE
-from workers.types import ProposeRequest, ProposeResult, Reply
+from workers.types import ProposeRequest, ProposeResult
 
 
 @serve.deployment(**DEPLOYMENT_OPTIONS)
 class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
-    """Drafts for all routers; see `ModelDrafter.propose` for the contract."""
+    """Drafts for all routers, over streams; see `ModelDrafter.propose` for the contract."""
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
         from workers.drafters.model import ModelDrafter, load_draft_model
@@ -38,6 +36,3 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
         await self._start(
             args, make_drafter, PROPOSE, role="draft", num_threads=args.draft_num_threads
         )
-
-    async def propose(self, batch: Sequence[ProposeRequest]) -> Reply[ProposeResult]:
-        return await self._run_batch(batch)

@@ -125,25 +125,6 @@ class StepLoop(Generic[RequestT, ResultT]):
             self._answer(call, self._reply(call))
         self._wake_up.set()
 
-    async def run(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        """As `submit`; cancelling the call releases its sequences."""
-        reply: asyncio.Future[Reply[ResultT]] = asyncio.get_running_loop().create_future()
-
-        def answer(outcome: Reply[ResultT] | Exception) -> None:
-            if reply.done():
-                return
-            if isinstance(outcome, Exception):
-                reply.set_exception(outcome)
-            else:
-                reply.set_result(outcome)
-
-        self.submit(batch, answer)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            self.release([request.seq_id for request in batch])
-            raise
-
     def release(self, seq_ids: Iterable[str]) -> None:
         """Forget sequences before the next step; calls that wait for them are answered so."""
         for seq_id in seq_ids:
@@ -327,7 +308,7 @@ async def _hear() -> None:
     """Let answers leave and calls come in.
 
     Twice round the event loop: the first time finds out which sockets can be read, the second
-    reads them. A call by handle takes as long, to make its task and to start it.
+    reads them.
     """
     await asyncio.sleep(0)
     await asyncio.sleep(0)

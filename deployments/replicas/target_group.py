@@ -1,7 +1,7 @@
 """The target deployment: one replica is one target group."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from ray import serve
@@ -11,7 +11,7 @@ from deployments.replicas.target_ranks import OtherRanks
 from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplica, WorkerStatus
 from deployments.transport.messages import VERIFY
 from workers.errors import WorkerLostError
-from workers.types import Reply, VerifyRequest, VerifyResult
+from workers.types import VerifyRequest, VerifyResult
 
 LOSS_TIMEOUT_S = 5.0
 MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
@@ -19,7 +19,7 @@ MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 
 @serve.deployment(**DEPLOYMENT_OPTIONS)
 class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
-    """Verifies for all routers; see `Target.verify` for the contract."""
+    """Verifies for all routers, over streams; see `Target.verify` for the contract."""
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
         from deployments.replicas.target_model import (
@@ -83,6 +83,3 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
                 await self._ranks.check()
             except WorkerLostError as error:
                 self._end(str(error))
-
-    async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
-        return await self._run_batch(batch)

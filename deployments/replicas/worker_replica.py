@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -17,14 +17,14 @@ import ray
 from ray import serve
 
 from deployments.args import AppArgs
+from deployments.autoscaling import NUM_SEQUENCES
 from deployments.compiling import until_compiled
 from deployments.metrics import WorkerMetrics
 from deployments.replicas.step_loop import StepLoop
 from deployments.replicas.step_thread import StepThread
-from deployments.transport.messages import Codec, StreamAddress
-from deployments.transport.pinning import NUM_CACHED_TOKENS, PINNED
+from deployments.transport.messages import Codec, ReplicaReport
 from deployments.transport.stream_server import StreamServer
-from workers.types import Reply, WorkerInfo, WorkRequest, WorkResult
+from workers.types import WorkerInfo, WorkRequest, WorkResult
 
 if TYPE_CHECKING:
     from workers.step_worker import StepWorker
@@ -43,7 +43,6 @@ DEPLOYMENT_OPTIONS: Mapping[str, Any] = {
     "max_constructor_retry_count": 3,
     "health_check_period_s": 5,
     "logging_config": {"enable_access_log": False},  # it would write a line per round
-    "request_router_config": PINNED,
 }
 """Serve's options of the deployments of workers."""
 
@@ -72,10 +71,10 @@ class WorkerStatus:
 
 
 class WorkerReplica(Generic[RequestT, ResultT]):
-    """Serves the calls of all routers from one worker; a deployment adds the call's name.
+    """Serves the calls of all routers from one worker.
 
     The worker, its loop and the streams live on a thread of their own, so that steps never hold up
-    Serve's event loop; calls by handle are passed over.
+    Serve's event loop, which answers whoever asks about the replica.
     """
 
     async def _start(
@@ -122,7 +121,9 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         self._compiling = compiling
         self._metrics = WorkerMetrics(role)
         self._server = StreamServer(codec, run=self._loop.submit, release=self._loop.release)
-        self._listening: asyncio.Task[StreamAddress] | None = None
+        self._address = await self._thread.run(
+            self._server.start(ray.util.get_node_ip_address(), self._replica_id)
+        )
 
     async def _measure_steps(self) -> None:
         """Before the first call: a forward that has taken over meanwhile is timed in its turn."""
@@ -137,22 +138,13 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         """End the process once callers have been told; called on the worker's thread."""
         asyncio.get_running_loop().call_later(LAST_WORDS_S, self._end, reason)
 
-    async def _run_batch(self, batch: Sequence[RequestT]) -> Reply[ResultT]:
-        return await self._thread.run(self._loop.run(batch))
-
-    async def stream_address(self) -> StreamAddress:
-        """Where routers may stream their calls to; listens from the first time on."""
-        return await self._thread.run(self._listen())
-
-    async def _listen(self) -> StreamAddress:
-        if self._listening is None:
-            host = ray.util.get_node_ip_address()
-            self._listening = asyncio.create_task(self._server.start(host, self._replica_id))
-        return await asyncio.shield(self._listening)
-
-    async def release(self, seq_ids: Sequence[str]) -> None:
-        """Forget sequences and free their blocks."""
-        self._thread.call_soon(self._loop.release, seq_ids)
+    async def report(self) -> ReplicaReport:
+        """Where routers may stream their calls to, and how much is cached here."""
+        worker = self._loop.worker
+        return ReplicaReport(
+            address=self._address,
+            num_cached_tokens=worker.num_used_blocks * worker.info.block_size,
+        )
 
     async def info(self) -> WorkerInfo:
         return self._loop.worker.info
@@ -172,10 +164,9 @@ class WorkerReplica(Generic[RequestT, ResultT]):
             warnings=worker.warnings,
         )
 
-    def record_routing_stats(self) -> dict[str, float]:
-        """Called by Serve, for `deployments.transport.pinning`."""
-        worker = self._loop.worker
-        return {NUM_CACHED_TOKENS: worker.num_used_blocks * worker.info.block_size}
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for `deployments.autoscaling`."""
+        return {NUM_SEQUENCES: self._loop.worker.num_sequences}
 
     def check_health(self) -> None:
         """Called by Serve every few seconds; raises if the worker is beyond help.

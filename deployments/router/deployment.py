@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from cluster import bundled
 from deployments.api.grpc_ingress import GrpcIngress
 from deployments.args import AppArgs, RouterConfig
-from workers.types import StepTime, WorkerInfo, WorkRequest, WorkResult
+from workers.types import StepTime, WorkerInfo
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,14 +27,9 @@ if TYPE_CHECKING:
     from deployments.router.service import GenerationService
     from deployments.router.tenants.keys import Keys
     from deployments.router.tokenizer import ChatTokenizer
-    from deployments.transport.messages import Codec
-    from deployments.transport.worker_client import WorkerClient
     from workers.grammar_compiler import GrammarCompiler
 
 logger = logging.getLogger(__name__)
-
-RequestT = TypeVar("RequestT", bound=WorkRequest)
-ResultT = TypeVar("ResultT", bound=WorkResult)
 
 
 @serve.deployment(max_ongoing_requests=10_000, max_constructor_retry_count=3)
@@ -60,7 +55,9 @@ class Router(GrpcIngress):
         from deployments.router.policy.controller import make_controller
         from deployments.router.speculation import Policies
         from deployments.router.tokenizer import load_tokenizer
+        from deployments.transport.directory import ServeDirectory
         from deployments.transport.messages import VERIFY
+        from deployments.transport.worker_streams import WorkerStreams
 
         leave_out_told_errors()
         self._args = args
@@ -71,9 +68,8 @@ class Router(GrpcIngress):
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
         tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
         grammars = make_compiler(tokenizer, target_info)
-        with_streams = args.has_streams(args.num_target_groups)
         self._loop = RoundLoop(
-            targets=_client(target_group, "verify", VERIFY, with_streams=with_streams),
+            targets=WorkerStreams(ServeDirectory(target_group), VERIFY),
             drafters=make_drafters(args.drafters, pool, grammars),
             policies=Policies(
                 gamma=self._controllers[args.gamma],
@@ -103,14 +99,15 @@ class Router(GrpcIngress):
     ) -> "tuple[PooledDrafter | None, tuple[StepTime, ...]]":
         """The drafter whose replicas these are, and how long its steps take; None without any."""
         from deployments.router.drafting.remote import PooledDrafter
+        from deployments.transport.directory import ServeDirectory
         from deployments.transport.messages import PROPOSE
+        from deployments.transport.worker_streams import WorkerStreams
 
         if draft_pool is None:
             return None, ()
         info = await draft_pool.info.remote()
-        with_streams = self._args.has_streams(self._args.num_draft_replicas)
         drafter = PooledDrafter(
-            _client(draft_pool, "propose", PROPOSE, with_streams=with_streams),
+            WorkerStreams(ServeDirectory(draft_pool), PROPOSE),
             timeout_s=self._args.draft_timeout_s,
             max_model_len=info.max_model_len,
         )
@@ -235,19 +232,3 @@ async def _ask_for_life(target_group: DeploymentHandle[Any]) -> None:
     except asyncio.CancelledError:
         response.cancel()  # type: ignore[no-untyped-call]
         raise
-
-
-def _client(
-    handle: DeploymentHandle[Any],
-    method: str,
-    codec: "Codec[RequestT, ResultT]",
-    *,
-    with_streams: bool,
-) -> "WorkerClient[RequestT, ResultT]":
-    from deployments.transport.handle_client import HandleClient
-    from deployments.transport.stream_client import StreamClient
-
-    by_handle: HandleClient[RequestT, ResultT] = HandleClient(handle, method)
-    if not with_streams:
-        return by_handle
-    return StreamClient(by_handle, codec, clock=time.monotonic)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ class Live:
 
     sequence: Sequence
     in_round: bool = False
-    own_round: asyncio.Task[None] | None = None
+    own_round: asyncio.Task[int] | None = None
     """The round it is in, when that has no other member."""
     not_before: float = 0.0
     """When it may try again after a failure."""
@@ -99,3 +100,15 @@ class Live:
         pause_s = min(LAST_RETRY_S, max(FIRST_RETRY_S, failing_s / 2))
         self.not_before = now + pause_s
         return pause_s
+
+
+@contextmanager
+def ended_by_defects(members: SequenceOf[Live]) -> Iterator[None]:
+    """Let whatever is raised within a round, a defect of ours, end its sequences and no others."""
+    try:
+        yield
+    except Exception:
+        logger.exception("a round failed")
+        for live in members:
+            if not live.sequence.is_done:
+                live.sequence.fail(internal_error())

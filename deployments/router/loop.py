@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from deployments.router.digest import Digest
 from deployments.router.drafting.protocol import Drafter
-from deployments.router.live import Live
+from deployments.router.live import Live, ended_by_defects
 from deployments.router.policy.gamma import GammaController, Outcome
 from deployments.router.round import (
     RoundObserver,
@@ -25,16 +25,13 @@ from deployments.router.round import (
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies, Speculated, Speculation
 from deployments.router.tasks import BackgroundTasks
-from deployments.transport.worker_client import WorkerClient, release_on
-from workers.errors import WorkerLostError, internal_error
+from deployments.transport.worker_client import WorkerClient
+from workers.errors import WorkerLostError
 from workers.types import NO_DRAFTS, Reply, VerifyRequest, VerifyResult, is_prefill_len
 
 logger = logging.getLogger(__name__)
 
 TargetClient = WorkerClient[VerifyRequest, VerifyResult]
-
-ABANDON_S = 5.0
-"""How long a first round that nobody waits for may take to end by itself; it is cut then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +102,8 @@ class RoundLoop:
         sequence.is_cancelled = True
         if not live.in_round:
             self._remove(live)
-        elif live.own_round is not None and sequence.target.replica_id is not None:
-            live.own_round.cancel()  # it may be a long prefill; its end releases
         elif live.own_round is not None:
-            self._tasks.spawn(self._abandon(live.own_round, sequence.seq_id))
+            live.own_round.cancel()  # it may be a long prefill; its end releases
 
     async def suspend(self, sequence: LiveSequence) -> None:
         """Take a sequence out of the rounds and free what it holds; `add` lets it go on.
@@ -168,37 +163,16 @@ class RoundLoop:
         ):
             return
         live.in_round = True
-        live.own_round = self._tasks.spawn(self._run_own_round(live))
-        live.own_round.add_done_callback(lambda task: self._end_own_round(live, task))
+        live.own_round = self._tasks.spawn(
+            self._run_round(live.sequence.target.replica_id, [live], num_prefill_tokens=0)
+        )
+        # not within the task: one that is cancelled before it starts never runs
+        live.own_round.add_done_callback(lambda _: self._end_own_round(live))
 
-    def _end_own_round(self, live: Live, task: asyncio.Task[None]) -> None:
-        """Also of a task that was cancelled before it started: its `finally` never runs."""
-        if live.own_round is task:
-            self._leave([live])
-            self._start_rounds()
-
-    async def _run_own_round(self, live: Live) -> None:
-        replica_id = live.sequence.target.replica_id
-        if live.suspicion.is_enough:  # on a worker that is known to live
-            try:
-                replica_id = await self._targets.find()
-            except Exception as error:
-                self._try_again([live], error)
-                return
-        try:
-            await self._run_round(replica_id, [live], num_prefill_tokens=0)
-        finally:
-            self._start_rounds()
-
-    async def _abandon(self, own_round: asyncio.Task[None], seq_id: str) -> None:
-        """Have a first round end that nobody waits for.
-
-        Which replica has it is not known before it answers. All are told to let it go, whereupon
-        that one answers.
-        """
-        await release_on(self._targets, None, [seq_id])
-        await asyncio.wait([own_round], timeout=ABANDON_S)
-        own_round.cancel()
+    def _end_own_round(self, live: Live) -> None:
+        live.own_round = None
+        self._leave([live])
+        self._start_rounds()
 
     async def _run_rounds(self, replica_id: str, members: list[Live]) -> None:
         """Round after round of the sequences that share a target.
@@ -213,35 +187,14 @@ class RoundLoop:
                     replica_id, members, num_prefill_tokens=num_prefill_tokens
                 )
             finally:
+                self._leave(members)
                 self._busy_targets.discard(replica_id)
                 members = self._start_rounds(free_target=replica_id)
-
-    async def _run_round(
-        self, replica_id: str | None, members: list[Live], *, num_prefill_tokens: int
-    ) -> int:
-        """Run one round, beside which the target has so many tokens of prompts to run.
-
-        Returns how many it has beside the next one.
-        """
-        num_prefill_next = 0
-        try:
-            num_prefill_next = await self._draft_verify_commit(
-                replica_id, members, num_prefill_tokens
-            )
-        except Exception:  # a defect of ours: its sequences end, the others go on
-            logger.exception("a round failed")
-            for live in members:
-                if not live.sequence.is_done:
-                    live.sequence.fail(internal_error())
-        finally:
-            self._leave(members)
-        return num_prefill_next
 
     def _leave(self, members: list[Live]) -> None:
         """Their round has ended; so have some of them."""
         for live in members:
             live.in_round = False
-            live.own_round = None
             if live.sequence.is_done or live.is_leaving:
                 self._remove(live)
 
@@ -252,35 +205,33 @@ class RoundLoop:
             self._release(live.sequence)
             self._digest.observe_live(self.num_live)  # after its last round
 
-    async def _draft_verify_commit(
-        self, replica_id: str | None, members: list[Live], num_prefill_tokens: int
+    async def _run_round(
+        self, replica_id: str | None, members: list[Live], *, num_prefill_tokens: int
     ) -> int:
+        """Draft, verify and commit, beside so many tokens of prompts that the target has to run.
+
+        Returns how many it has beside the next round.
+        """
+        num_prefill_next = 0
         started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
         asyncio.get_running_loop().call_soon(self._digest.run)
-        speculated = await self._speculation.draft(
-            [live.sequence for live in members], num_prefill_tokens=num_prefill_tokens
-        )
-        members = [live for live in members if not live.sequence.is_done]
-        if not members:
-            return num_prefill_tokens
-        batch = [verify_request(live.sequence, speculated.drafts) for live in members]
-        verify_started = self._clock()
-        is_overlapped = self._speculation.prefetch(speculated)
-        try:
-            reply = await self._targets.call(
-                replica_id, batch, timeout_s=self._options.verify_timeout_s
+        with ended_by_defects(members):
+            speculated = await self._speculation.draft(
+                [live.sequence for live in members], num_prefill_tokens=num_prefill_tokens
             )
-        except Exception as error:
-            self._lose_target(members, error)
-            return 0
-        verify_s = self._clock() - verify_started
-        outcomes, num_committed = self._commit(members, batch, reply, speculated)
-        if reply.steps_version > self._steps_version:
-            self._steps_version = reply.steps_version
-            self._on_new_steps()
-        self._digest.add(
-            record_round(
+            members = [live for live in members if not live.sequence.is_done]
+            if not members:
+                return num_prefill_tokens
+            batch = [verify_request(live.sequence, speculated.drafts) for live in members]
+            verify_started = self._clock()
+            is_overlapped = self._speculation.prefetch(speculated)
+            reply = await self._verify(replica_id, members, batch)
+            if reply is None:
+                return 0
+            verify_s = self._clock() - verify_started
+            outcomes, num_committed = self._commit(members, batch, reply, speculated)
+            record = record_round(
                 speculated,
                 batch,
                 reply,
@@ -291,8 +242,27 @@ class RoundLoop:
                 verify_s=verify_s,
                 total_s=self._clock() - started,
             )
-        )
-        return reply.num_prefill_tokens
+            self._digest.add(record)
+            num_prefill_next = reply.num_prefill_tokens
+        return num_prefill_next
+
+    async def _verify(
+        self, replica_id: str | None, members: Sequence[Live], batch: Sequence[VerifyRequest]
+    ) -> Reply[VerifyResult] | None:
+        """Ask a target, or any; None if no answer came, so that the sequences have to ask again."""
+        try:
+            if replica_id is None and members[0].suspicion.is_enough:
+                replica_id = await self._targets.find()  # if that ends, it is by this sequence
+            reply = await self._targets.call(
+                replica_id, batch, timeout_s=self._options.verify_timeout_s
+            )
+        except Exception as error:
+            self._lose_target(members, error)
+            return None
+        if reply.steps_version > self._steps_version:
+            self._steps_version = reply.steps_version
+            self._on_new_steps()
+        return reply
 
     def _commit(
         self,
@@ -315,7 +285,7 @@ class RoundLoop:
                     outcomes.append(outcome(sequence, draft, result, num_committed=num_new))
         return tuple(outcomes), num_committed
 
-    def _lose_target(self, members: list[Live], error: Exception) -> None:
+    def _lose_target(self, members: Sequence[Live], error: Exception) -> None:
         """No answer came: the sequences ask another target, some by themselves, or have failed."""
         is_defect = not isinstance(error, WorkerLostError)
         logger.warning(
@@ -324,10 +294,6 @@ class RoundLoop:
         for live in members:
             self._release_target(live.sequence)
             live.lose_target(error)
-        self._try_again(members, error)
-
-    def _try_again(self, members: list[Live], error: Exception) -> None:
-        for live in members:
             pause_s = live.try_again(
                 error, now=self._clock(), timeout_s=self._options.recovery_timeout_s
             )
@@ -343,4 +309,4 @@ class RoundLoop:
     def _release_target(self, sequence: LiveSequence) -> None:
         replica_id = sequence.target.replica_id
         if replica_id is not None:
-            self._tasks.spawn(release_on(self._targets, replica_id, [sequence.seq_id]))
+            self._targets.release(replica_id, [sequence.seq_id])

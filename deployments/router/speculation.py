@@ -229,7 +229,6 @@ def _candidate(turn: Turn) -> Candidate:
         max_gamma=turn.max_tokens,
         source=turn.source,
         is_sampled=turn.sequence.is_sampled,
-        is_catching_up=turn.is_catching_up,
         is_free=bool(turn.in_hand.tokens),
     )
 

@@ -46,6 +46,15 @@ class StreamAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReport:
+    """What a replica says of itself to those who ask over Ray."""
+
+    address: StreamAddress
+    num_cached_tokens: int
+    """Slots of its cache that are in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[RequestT]):
     """`run` serves the batch; `release` forgets seq_ids, and so gives up the calls for them."""
 

@@ -1,12 +1,11 @@
-"""The router's end of streams: one to each replica it knows, and handles for all else."""
+"""The router's end of a stream to one replica."""
 
 import asyncio
-import contextvars
 import itertools
-import logging
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+import ssl
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 from deployments.transport.messages import (
     Call,
@@ -16,18 +15,14 @@ from deployments.transport.messages import (
     call_id_of,
     frame,
 )
-from deployments.transport.worker_client import WorkerClient
+from deployments.transport.tls import stream_tls
 from workers.errors import WorkerFailedError, WorkerLostError, WorkerTimeoutError
 from workers.types import Reply, WorkRequest, WorkResult
 
-logger = logging.getLogger(__name__)
-
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
-AskedT = TypeVar("AskedT", bound=WorkRequest, contravariant=True)
 
 CONNECT_TIMEOUT_S = 5.0
-RECONNECT_AFTER_S = 10.0
 # A machine that vanishes says nothing; these let the kernel find out within about 10 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 
@@ -40,6 +35,8 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         self._codec = codec
         self._call_ids = itertools.count(1)  # 0 is the default, which is not sent
         self._waiting: dict[int, asyncio.Future[Reply[ResultT]]] = {}
+        self._heard_at = 0.0
+        """On the event loop's clock: the last answer, or the first call since none waited."""
 
     @classmethod
     async def open(
@@ -49,7 +46,10 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         events = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, stream = await events.create_connection(
-                lambda: cls(codec), address.host, address.port
+                lambda: cls(codec),
+                address.host,
+                address.port,
+                ssl=stream_tls(ssl.Purpose.SERVER_AUTH),
             )
         _keep_alive(stream.transport)
         stream.transport.write(frame(address.token.encode()))
@@ -58,6 +58,12 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
     @property
     def is_open(self) -> bool:
         return not self.transport.is_closing()
+
+    @property
+    def silent_s(self) -> float:
+        """How long calls have been waiting for any answer; 0 if none waits."""
+        now = asyncio.get_running_loop().time()
+        return now - self._heard_at if self._waiting else 0.0
 
     async def call(self, batch: Sequence[RequestT], *, timeout_s: float) -> Reply[ResultT]:
         """Raises WorkerLostError, and WorkerFailedError if it may be by what the batch carries.
@@ -71,6 +77,7 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         except ValueError as error:
             raise WorkerFailedError(f"a call cannot be written: {error}") from error
         answer: asyncio.Future[Reply[ResultT]] = events.create_future()
+        self._heard_at = self._heard_at if self._waiting else events.time()
         self._waiting[call_id] = answer
         deadline = events.call_later(
             timeout_s,
@@ -100,6 +107,7 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         self.transport.write(self._codec.encode_call(call))
 
     def frame_received(self, payload: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         try:
             answer = self._codec.decode_answer(payload)
         except ValueError as error:
@@ -132,103 +140,6 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
 def _lose(waiting: asyncio.Future[Any], error: WorkerLostError) -> None:
     if not waiting.done():
         waiting.set_exception(error)
-
-
-class AddressedClient(WorkerClient[AskedT, ResultT], Protocol[AskedT, ResultT]):
-    """A WorkerClient that also knows where replicas listen."""
-
-    async def stream_address(self, replica_id: str) -> StreamAddress:
-        """Raises WorkerLostError."""
-        ...
-
-
-class StreamClient(Generic[RequestT, ResultT]):
-    """A WorkerClient that prefers streams.
-
-    The first call to a replica goes over `fallback`, which finds and balances; meanwhile a stream
-    to whoever answered is opened, and calls to it go there. Where none can be opened, as behind a
-    firewall, the fallback serves on.
-    """
-
-    def __init__(
-        self,
-        fallback: AddressedClient[RequestT, ResultT],
-        codec: Codec[RequestT, ResultT],
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._fallback = fallback
-        self._codec = codec
-        self._clock = clock
-        self._streams: dict[str, WorkerStream[RequestT, ResultT]] = {}
-        self._opening: dict[str, asyncio.Task[None]] = {}
-        self._not_before: dict[str, float] = {}
-
-    async def call(
-        self, replica_id: str | None, batch: Sequence[RequestT], *, timeout_s: float
-    ) -> Reply[ResultT]:
-        if replica_id is not None and (stream := self._open_stream(replica_id)) is not None:
-            return await stream.call(batch, timeout_s=timeout_s)
-        reply = await self._fallback.call(replica_id, batch, timeout_s=timeout_s)
-        self._start_opening(reply.replica_id)
-        return reply
-
-    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
-        stream = self._open_stream(replica_id) if replica_id is not None else None
-        if stream is not None:
-            stream.release(seq_ids)
-        else:
-            await self._fallback.release(replica_id, seq_ids)
-
-    async def find(self) -> str:
-        replica_id = await self._fallback.find()
-        if self._open_stream(replica_id) is None:
-            self._start_opening(replica_id)
-            if (opening := self._opening.get(replica_id)) is not None:
-                await asyncio.shield(opening)
-        return replica_id
-
-    def close(self) -> None:
-        for task in self._opening.values():
-            task.cancel()
-        for stream in self._streams.values():
-            stream.close()
-
-    def _open_stream(self, replica_id: str) -> WorkerStream[RequestT, ResultT] | None:
-        stream = self._streams.get(replica_id)
-        if stream is not None and not stream.is_open:
-            del self._streams[replica_id]
-            return None
-        return stream
-
-    def _start_opening(self, replica_id: str) -> None:
-        is_pending = replica_id in self._streams or replica_id in self._opening
-        if is_pending or self._clock() < self._not_before.get(replica_id, 0.0):
-            return
-        self._forget_the_lost()
-        # not in the request's context, which Serve cancels with the request
-        self._opening[replica_id] = asyncio.create_task(
-            self._open(replica_id), context=contextvars.Context()
-        )
-
-    def _forget_the_lost(self) -> None:
-        """Replicas come and go; what is known of those that have gone must not pile up."""
-        now = self._clock()
-        self._streams = {name: s for name, s in self._streams.items() if s.is_open}
-        self._not_before = {name: t for name, t in self._not_before.items() if t > now}
-
-    async def _open(self, replica_id: str) -> None:
-        try:
-            address = await self._fallback.stream_address(replica_id)
-            if address.replica_id == replica_id:
-                self._streams[replica_id] = await WorkerStream.open(address, self._codec)
-        except (WorkerLostError, OSError, TimeoutError) as error:
-            logger.warning(
-                "no stream to %s, so its calls go over Serve handles: %s", replica_id, error
-            )
-            self._not_before[replica_id] = self._clock() + RECONNECT_AFTER_S
-        finally:
-            del self._opening[replica_id]
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
@@ -16,6 +17,7 @@ from deployments.transport.messages import (
     StreamAddress,
     call_id_of,
 )
+from deployments.transport.tls import stream_tls
 from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, WorkRequest, WorkResult
 
@@ -53,7 +55,8 @@ class StreamServer(Generic[RequestT, ResultT]):
     async def start(self, host: str, replica_id: str) -> StreamAddress:
         """Listen on a free port of one interface."""
         events = asyncio.get_running_loop()
-        self._server = await events.create_server(lambda: _Stream(self), host, 0)
+        tls = stream_tls(ssl.Purpose.CLIENT_AUTH)
+        self._server = await events.create_server(lambda: _Stream(self), host, 0, ssl=tls)
         port = self._server.sockets[0].getsockname()[1]
         return StreamAddress(replica_id=replica_id, host=host, port=port, token=self.token)
 

@@ -1,21 +1,17 @@
-"""What a router may ask of one kind of worker, whatever carries the question.
+"""What a router may ask of one kind of worker.
 
 Whatever goes wrong with a remote call, no answer came, which is raised as WorkerLostError: the
 sequences' truth is in the router, so it asks again elsewhere. WorkerFailedError says besides that
-what the call carried may be the cause.
+what the call carried may be the cause, WorkerTimeoutError that nothing is known of the worker.
 """
 
-import logging
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from workers.errors import WorkerLostError
 from workers.types import Reply
 
-logger = logging.getLogger(__name__)
-
 RequestT = TypeVar("RequestT", contravariant=True)
-ResultT = TypeVar("ResultT")
+ResultT = TypeVar("ResultT", bound=object)
 
 
 class WorkerClient(Protocol[RequestT, ResultT]):
@@ -24,27 +20,20 @@ class WorkerClient(Protocol[RequestT, ResultT]):
     async def call(
         self, replica_id: str | None, batch: Sequence[RequestT], *, timeout_s: float
     ) -> Reply[ResultT]:
-        """Serve a batch on a replica, or on any; raises WorkerLostError or WorkerFailedError.
+        """Serve a batch on a replica, or on any; raises WorkerLostError and its subclasses.
 
-        A replica that is gone is replaced by another, which will ask for the tokens it lacks.
+        A replica that is gone is replaced by another, which will ask for the tokens it lacks. The
+        sequences of a call that fails or is cancelled are released where it was sent.
         """
         ...
 
-    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None:
-        """Let a replica forget sequences, or all replicas; raises WorkerLostError."""
+    def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
+        """Let a replica forget sequences, before it hears of any later call.
+
+        One that cannot be told is gone, or will forget by itself what it is not asked for.
+        """
         ...
 
     async def find(self) -> str:
-        """The id of a replica that answers now; raises WorkerLostError."""
+        """The id of a replica that answers now; raises WorkerTimeoutError."""
         ...
-
-
-async def release_on(
-    client: WorkerClient[Any, Any], replica_id: str | None, seq_ids: Sequence[str]
-) -> None:
-    """Free sequences on a replica, or on all; that it cannot be told is logged."""
-    try:
-        await client.release(replica_id, seq_ids)
-    except WorkerLostError as error:
-        # a replica that is gone holds nothing; one that lives forgets idle sequences by itself
-        logger.info("%s not released on %s: %s", seq_ids, replica_id or "any", error)

@@ -25,17 +25,22 @@ from deployments.router.policy.controller import make_controller
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
 from deployments.router.tokenizer import Tokenizer
-from deployments.transport.messages import PROPOSE, VERIFY, Codec, StreamAddress
-from deployments.transport.stream_client import StreamClient
+from deployments.transport.messages import (
+    PROPOSE,
+    VERIFY,
+    Codec,
+    ReplicaReport,
+    StreamAddress,
+)
 from deployments.transport.stream_server import StreamServer
+from deployments.transport.worker_streams import WorkerStreams
 from tandem.fuzz.cases import Body
 from workers.drafters.model import ModelDrafter
-from workers.errors import WorkerLostError
 from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.step_worker import StepWorker
 from workers.target import Target
-from workers.types import Reply, WorkRequest, WorkResult
+from workers.types import WorkRequest, WorkResult
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)
@@ -90,7 +95,7 @@ class Outcome:
 
 
 class _LocalWorker(Generic[RequestT, ResultT]):
-    """One worker as the router reaches it: first calls directly, as by a handle, then a stream."""
+    """One worker, behind a stream, and the directory that knows of it."""
 
     def __init__(
         self, make: Callable[[], StepWorker[RequestT, ResultT]], codec: Codec[RequestT, ResultT]
@@ -100,35 +105,12 @@ class _LocalWorker(Generic[RequestT, ResultT]):
             make, idle_timeout_s=3600.0, clock=time.monotonic, replica_id=self.replica_id
         )
         self._server = StreamServer(codec, run=self.loop.submit, release=self.loop.release)
-        self._address: asyncio.Task[StreamAddress] | None = None
+        self._address: StreamAddress | None = None
 
-    async def call(
-        self,
-        replica_id: str | None,  # noqa: ARG002
-        batch: Sequence[RequestT],
-        *,
-        timeout_s: float,
-    ) -> Reply[ResultT]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.loop.run(batch)
-        except TimeoutError:
-            raise WorkerLostError(f"no answer in {timeout_s:g} s") from None
-
-    async def release(
-        self,
-        replica_id: str | None,  # noqa: ARG002
-        seq_ids: Sequence[str],
-    ) -> None:
-        self.loop.release(seq_ids)
-
-    async def find(self) -> str:
-        return self.replica_id
-
-    async def stream_address(self, replica_id: str) -> StreamAddress:
+    async def replicas(self) -> list[ReplicaReport]:
         if self._address is None:
-            self._address = asyncio.create_task(self._server.start("127.0.0.1", replica_id))
-        return await asyncio.shield(self._address)
+            self._address = await self._server.start("127.0.0.1", self.replica_id)
+        return [ReplicaReport(address=self._address, num_cached_tokens=0)]
 
     async def close(self) -> None:
         self._server.close()
@@ -162,8 +144,8 @@ class Rig:
         )
         self._draft = _LocalWorker(lambda: ModelDrafter(subject.draft, cache), PROPOSE)
         self._clients = (
-            StreamClient(self._target, VERIFY, clock=time.monotonic),
-            StreamClient(self._draft, PROPOSE, clock=time.monotonic),
+            WorkerStreams(self._target, VERIFY),
+            WorkerStreams(self._draft, PROPOSE),
         )
         info = self._target.loop.worker.info
         pool = PooledDrafter(

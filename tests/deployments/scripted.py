@@ -79,7 +79,7 @@ class ScriptedTarget:
             num_tested=min(len(drafts), num_accepted + 1),
         )
 
-    async def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None: ...
+    def release(self, replica_id: str | None, seq_ids: Sequence[str]) -> None: ...
 
     async def find(self) -> str:
         return "scripted"

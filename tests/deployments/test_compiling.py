@@ -14,6 +14,7 @@ from deployments.args import AppArgs
 from deployments.compiling import until_compiled
 from deployments.replicas.worker_replica import WorkerReplica
 from deployments.transport.messages import VERIFY
+from tests.fakes import answer_of
 from tests.tiny_models import save_model
 from workers.cpu import compiled_step
 from workers.model import Model, StepInputs, load_model
@@ -52,7 +53,7 @@ class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
                 cache_salt=seq_id,
             )
             async with asyncio.timeout(PATIENCE_S):
-                (result,) = (await self._run_batch([request])).results
+                (result,) = (await self._thread.run(answer_of(self._loop, [request]))).results
             cached_len = len(tokens)
             tokens += result.tokens
         return tokens[4:]
@@ -80,6 +81,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     monkeypatch.setattr(compiled_step, "obtain", obtain)
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="replica"))
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     return may_end
 
 

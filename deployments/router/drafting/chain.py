@@ -60,8 +60,6 @@ class Turn:
     """The remote drafter that is ready to be asked."""
     behind: tuple[PrefetchingDrafter, ...] = ()
     """Remote drafters that would speak if they had the sequence's tokens."""
-    is_catching_up: bool = False
-    """Whether no draft can come yet, as the drafter that would speak is catching up."""
 
 
 class DrafterChain:
@@ -163,5 +161,4 @@ def _ask(
         max_tokens=min(offer.max_tokens, max_tokens),
         remote=drafter if offer.is_ready else None,
         behind=() if offer.is_ready else (drafter,),
-        is_catching_up=offer.is_catching_up,
     )

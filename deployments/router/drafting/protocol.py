@@ -50,8 +50,6 @@ class Offer:
     """The most drafts that can be had of it; at least one."""
     is_ready: bool
     """Whether drafts would come in this round. If not, it has to be told to catch up."""
-    is_catching_up: bool = False
-    """True while a call of `catch_up` for the sequence is under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from itertools import groupby
 from deployments.router.drafting.protocol import DraftRequest, Offer, Proposed
 from deployments.router.sequence import Placement, Sequence
 from deployments.router.tasks import BackgroundTasks
-from deployments.transport.worker_client import WorkerClient, release_on
+from deployments.transport.worker_client import WorkerClient
 from workers.errors import WorkerLostError
 from workers.types import DraftTokens, ProposeRequest, ProposeResult
 
@@ -70,7 +70,6 @@ class PooledDrafter:
         return Offer(
             max_tokens=min(max_tokens, room),
             is_ready=known is not None and _is_ready(known, sequence),
-            is_catching_up=known is not None and known.is_catching_up,
         )
 
     def catch_up(self, sequence: Sequence) -> None:
@@ -117,12 +116,13 @@ class PooledDrafter:
         with self._calling(sequences):
             try:
                 reply = await self._client.call(replica_id, batch, timeout_s=self._timeout_s)
+                replica_id = reply.replica_id
                 drafts = {
                     asked.seq_id: DraftTokens(
                         tokens=result.draft_tokens, confidences=result.confidences
                     )
                     for sequence, asked, result in zip(sequences, batch, reply.results, strict=True)
-                    if self._note(sequence, asked, result, reply.replica_id)
+                    if self._note(sequence, asked, result, replica_id)
                 }
             except Exception as error:
                 _log("a round goes on without drafts", error)
@@ -144,7 +144,8 @@ class PooledDrafter:
         with self._calling([sequence]):
             try:
                 reply = await self._client.call(replica_id, [request], timeout_s=CATCH_UP_TIMEOUT_S)
-                self._note(sequence, request, reply.results[0], reply.replica_id)
+                replica_id = reply.replica_id
+                self._note(sequence, request, reply.results[0], replica_id)
             except Exception as error:
                 _log("a drafter did not catch up", error)
                 self._give_back(replica_id, [sequence])
@@ -168,14 +169,13 @@ class PooledDrafter:
 
     def _release(self, seq_id: str, replica_id: str | None) -> None:
         if replica_id is not None:
-            self._tasks.spawn(release_on(self._client, replica_id, [seq_id]))
+            self._client.release(replica_id, [seq_id])
 
     def _give_back(self, replica_id: str | None, sequences: SequenceOf[Sequence]) -> None:
-        """Have a replica, or all if it is not known which, free sequences after a failure."""
+        """Have a replica free sequences after a failure; a call that failed has done so itself."""
         for sequence in sequences:
             self._know(sequence).placement.forget()
-        seq_ids = [sequence.seq_id for sequence in sequences]
-        self._tasks.spawn(release_on(self._client, replica_id, seq_ids))
+            self._release(sequence.seq_id, replica_id)
 
     def _note(
         self, sequence: Sequence, request: ProposeRequest, result: ProposeResult, replica_id: str

@@ -24,8 +24,6 @@ class Candidate:
     """The name of the drafter that drafts for it. Acceptance is learnt per source."""
     is_sampled: bool = False
     """Whether its tokens are drawn, not the likeliest ones."""
-    is_catching_up: bool = False
-    """Whether its drafter is still reading its tokens, so that asking would bring no draft."""
     is_free: bool = False
     """Whether its `max_gamma` drafts are in hand: making them takes no time."""
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from deployments.replicas.step_loop import StepLoop
+from tests.fakes import answer_of
 from tests.tiny_models import save_model
 from workers.errors import WorkerFailedError
 from workers.model import Model, load_model
@@ -61,7 +62,7 @@ def make_request(
 
 
 async def run(loop: Loop, batch: Sequence[VerifyRequest]) -> tuple[VerifyResult, ...]:
-    return (await loop.run(batch)).results
+    return (await answer_of(loop, batch)).results
 
 
 async def test_concurrent_calls_share_steps(start_loop: Callable[..., Loop]) -> None:
@@ -139,11 +140,12 @@ class Running:
         for _ in range(5):  # turns of the event loop, so that whatever does not wait begins
             await asyncio.sleep(0)
         self.clock.now += 1.0
-        reply = await self.loop.run(
+        reply = await answer_of(
+            self.loop,
             [
                 make_request(seq_id, tokens[self.num_cached[seq_id] :], self.num_cached[seq_id])
                 for seq_id, tokens in self.tokens.items()
-            ]
+            ],
         )
         for result in reply.results:
             tokens = self.tokens[result.seq_id]
@@ -183,7 +185,7 @@ async def test_running_sequences_are_in_every_step_of_a_long_prompt(
     for _ in range(3):  # how soon they come back is learnt
         await running.go_on()
     before = loop.work.num_steps
-    long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
+    long = asyncio.create_task(answer_of(loop, [make_request("long", [8] * 150)]))
     num_rounds = 0
     while not long.done():
         await running.go_on()
@@ -200,7 +202,7 @@ async def test_a_reply_says_how_much_of_prompts_the_next_step_will_run(
     running = Running(loop, clock, "a")
     for _ in range(3):
         assert (await running.go_on()).num_prefill_tokens == 0
-    long = asyncio.create_task(loop.run([make_request("long", [8] * 150)]))
+    long = asyncio.create_task(answer_of(loop, [make_request("long", [8] * 150)]))
     replies = []
     while not long.done():
         replies.append(await running.go_on())
@@ -218,7 +220,7 @@ async def test_the_end_of_one_sequence_does_not_part_the_others_from_a_prompt(
     for _ in range(3):
         await running.go_on()
     await running.end("c")
-    prompt = asyncio.create_task(loop.run([make_request("prompt", [8] * 20)]))
+    prompt = asyncio.create_task(answer_of(loop, [make_request("prompt", [8] * 20)]))
     reply = await running.go_on()
     await prompt
     assert reply.num_tokens == 2 + MIN_PREFILL_CHUNK
@@ -381,13 +383,13 @@ def switch_forward(loop: Loop) -> None:
 async def test_an_idle_worker_times_its_steps_anew(start_loop: Callable[..., Loop]) -> None:
     loop = start_loop()
     loop.worker.step_table.measure()
-    assert (await loop.run([make_request("s")])).steps_version == 0
+    assert (await answer_of(loop, [make_request("s")])).steps_version == 0
     switch_forward(loop)
     loop._sweep_once()
     async with asyncio.timeout(20):
         while loop.worker.step_table.is_outdated:
             await asyncio.sleep(0.001)
-    assert (await loop.run([make_request("t")])).steps_version == 1
+    assert (await answer_of(loop, [make_request("t")])).steps_version == 1
     assert loop.work.num_tokens == 6  # timed steps are not counted
 
 

@@ -1,4 +1,4 @@
-"""A replica without Serve: a worker on its own thread, reached by handle and by streams."""
+"""A replica without Serve: a worker on its own thread, reached by streams."""
 
 import asyncio
 import threading
@@ -13,6 +13,7 @@ from deployments.args import AppArgs
 from deployments.replicas.worker_replica import WorkerReplica
 from deployments.transport.messages import VERIFY
 from deployments.transport.stream_client import WorkerStream
+from tests.fakes import answer_of
 from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
 
@@ -30,6 +31,7 @@ class Worker:
     num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
     has_only_prefills = is_in_group = False
     warnings = ()
+    info = SimpleNamespace(block_size=16)
 
     def __init__(self) -> None:
         self.times_measured: list[int] = []
@@ -104,12 +106,13 @@ class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
         self.ended_by = reason
 
     async def verify(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
+        """A call on the worker's own thread, as one that a stream has brought."""
         async with asyncio.timeout(PATIENCE_S):
-            return await self._run_batch(batch)
+            return await self._thread.run(answer_of(self._loop, batch))
 
     async def open_stream(self) -> WorkerStream[VerifyRequest, VerifyResult]:
         """One that has been heard: opening it takes the worker several turns of its event loop."""
-        stream = await WorkerStream.open(await self.stream_address(), VERIFY)
+        stream = await WorkerStream.open((await self.report()).address, VERIFY)
         self.worker.let(1)
         await stream.call([make_request("hello")], timeout_s=PATIENCE_S)
         for _ in range(3):  # calls that come as soon as the answer would count its step as theirs
@@ -141,15 +144,12 @@ async def replica(
 Verify = Callable[[VerifyRequest], Awaitable[Reply[VerifyResult]]]
 
 
-@pytest.fixture(params=["handle", "stream"])
-async def verify(request: pytest.FixtureRequest, replica: Replica) -> AsyncIterator[Verify]:
-    """A caller beside those by handle."""
-    if request.param == "handle":
-        yield lambda one: replica.verify([one])
-    else:
-        stream = await replica.open_stream()
-        yield lambda one: stream.call([one], timeout_s=PATIENCE_S)
-        stream.close()
+@pytest.fixture
+async def verify(replica: Replica) -> AsyncIterator[Verify]:
+    """A caller beside `Replica.verify`."""
+    stream = await replica.open_stream()
+    yield lambda one: stream.call([one], timeout_s=PATIENCE_S)
+    stream.close()
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -281,3 +281,10 @@ async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyP
 
 async def test_a_worker_times_its_steps_before_its_first_call(replica: Replica) -> None:
     assert replica.worker.times_measured == [0]
+
+
+async def test_a_replica_reports_where_it_listens_and_what_it_caches(replica: Replica) -> None:
+    replica.worker.num_used_blocks = 3
+    report = await replica.report()
+    assert (report.address.replica_id, report.address.host) == ("replica", "127.0.0.1")
+    assert report.num_cached_tokens == 48

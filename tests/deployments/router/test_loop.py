@@ -31,7 +31,7 @@ from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError, TargetUnavailableError
 from workers.paged_model import CacheOptions
 from workers.target import Target
-from workers.types import ProposeRequest, ProposeResult, Reply
+from workers.types import Reply
 
 
 class TestExactness:
@@ -168,30 +168,6 @@ class TestDrafters:
         assert len(beside) > 3
         assert not any(record.verify_s for record in beside)
         assert all(record.verify_s for record in rounds[:5] + rounds[-5:])
-
-    async def test_the_controller_is_told_of_drafters_that_catch_up(self, models: Models) -> None:
-        told: list[bool] = []
-
-        class Recorded(FixedGamma):
-            def choose(
-                self, candidates: Sequence[Candidate], *, num_prefill_tokens: int
-            ) -> Decision:
-                told.extend(candidate.is_catching_up for candidate in candidates)
-                return super().choose(candidates, num_prefill_tokens=num_prefill_tokens)
-
-        class Late(ScriptedDrafter):
-            async def call(
-                self, replica_id: str | None, batch: Sequence[ProposeRequest], *, timeout_s: float
-            ) -> Reply[ProposeResult]:
-                await wait_until(lambda: len(told) >= 6)
-                return await super().call(replica_id, batch, timeout_s=timeout_s)
-
-        async with running_loop(models, drafts=Late(lambda _: [])) as (loop, _, _):
-            loop.use_gamma(Recorded(1))
-            await run_all(loop, [make_params(1, max_tokens=150)], concurrency=1)
-        assert told[0] is False  # nobody has asked it yet
-        assert all(told[1:6])
-        assert not any(told[-6:])
 
     async def test_the_controller_is_told_of_prompts_beside(self, models: Models) -> None:
         told: list[int] = []

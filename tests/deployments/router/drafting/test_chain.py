@@ -310,7 +310,7 @@ class TestPool:
         sequence = Stream(make_params(4)).sequence
         pool.catch_up(sequence)
         pool.catch_up(sequence)
-        assert pool.offer(sequence, 4) == Offer(max_tokens=4, is_ready=False, is_catching_up=True)
+        assert pool.offer(sequence, 4) == Offer(max_tokens=4, is_ready=False)
         await wait_until(lambda: bool(drafts.calls))
         sequence.is_cancelled = True
         pool.forget(sequence)

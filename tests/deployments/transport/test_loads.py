@@ -2,7 +2,7 @@
 
 import random
 
-from deployments.transport.pinning import ReplicaLoads
+from deployments.transport.loads import ReplicaLoads
 
 
 def test_the_replica_that_reports_least_is_chosen() -> None:

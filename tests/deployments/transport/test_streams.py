@@ -4,37 +4,33 @@ import asyncio
 import dataclasses
 import math
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from ray.serve.exceptions import RayServeException
 
 from deployments.transport import stream_server
-from deployments.transport.handle_client import MAX_PINNED, HandleClient
 from deployments.transport.messages import (
     MAX_MESSAGE_BYTES,
     VERIFY,
     Answer,
     Call,
+    ReplicaReport,
     StreamAddress,
     frame,
 )
-from deployments.transport.stream_client import StreamClient
 from deployments.transport.stream_server import StreamServer
+from deployments.transport.worker_streams import WorkerStreams
 from workers.errors import (
     ContextLengthError,
     WorkerFailedError,
     WorkerLostError,
-    WorkerTimeoutError,
 )
 from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
 
 Server = StreamServer[VerifyRequest, VerifyResult]
-Client = StreamClient[VerifyRequest, VerifyResult]
+Client = WorkerStreams[VerifyRequest, VerifyResult]
 PATIENCE_S = 10.0
 
 
@@ -58,51 +54,30 @@ def make_reply(batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
 
 
 class Replica:
-    """A worker that answers when it is told to, reached by handle or stream."""
+    """A worker that answers when it is told to."""
 
-    def __init__(self) -> None:
-        self.num_by_handle = 0
-        self.num_by_stream = 0
+    def __init__(self, name: str = "replica") -> None:
+        self.name = name
+        self.num_cached_tokens = 0
+        self.num_calls = 0
         self.released: list[str] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.error: Exception | None = None
         self._runs: list[asyncio.Task[None]] = []
-        self.server = Server(VERIFY, run=self._run_stream, release=self.released.extend)
+        self.server = Server(VERIFY, run=self._start_run, release=self.released.extend)
         self.address: StreamAddress | None = None
 
     async def listen(self) -> None:
-        self.address = await self.server.start("127.0.0.1", "replica")
+        self.address = await self.server.start("127.0.0.1", self.name)
 
-    # a WorkerClient, as if by handle
+    @property
+    def report(self) -> ReplicaReport:
+        assert self.address is not None
+        return ReplicaReport(address=self.address, num_cached_tokens=self.num_cached_tokens)
 
-    async def call(
-        self,
-        replica_id: str | None,  # noqa: ARG002
-        batch: Sequence[VerifyRequest],
-        *,
-        timeout_s: float,  # noqa: ARG002
-    ) -> Reply[VerifyResult]:
-        self.num_by_handle += 1
-        return await self._run(batch)
-
-    async def release(
-        self,
-        replica_id: str | None,  # noqa: ARG002
-        seq_ids: Sequence[str],
-    ) -> None:
-        self.released += seq_ids
-
-    async def find(self) -> str:
-        return "replica"
-
-    async def stream_address(self, replica_id: str) -> StreamAddress:  # noqa: ARG002
-        if self.address is None:
-            raise WorkerLostError("it is gone")
-        return self.address
-
-    def _run_stream(self, batch: Sequence[VerifyRequest], answer: Callable[[Any], None]) -> None:
-        self.num_by_stream += 1
+    def _start_run(self, batch: Sequence[VerifyRequest], answer: Callable[[Any], None]) -> None:
+        self.num_calls += 1
 
         async def run() -> None:
             try:
@@ -116,7 +91,21 @@ class Replica:
         await self.may_answer.wait()
         if self.error is not None:
             raise self.error
-        return make_reply(batch)
+        return dataclasses.replace(make_reply(batch), replica_id=self.name)
+
+
+class Cluster:
+    """A directory of replicas that come and go."""
+
+    def __init__(self, *replicas: Replica) -> None:
+        self.listed = list(replicas)
+        self.num_asked = 0
+
+    async def replicas(self) -> list[ReplicaReport]:
+        self.num_asked += 1
+        if not self.listed:
+            raise WorkerLostError("nobody is there")
+        return [replica.report for replica in self.listed]
 
 
 @pytest.fixture
@@ -129,8 +118,7 @@ async def replica() -> AsyncIterator[Replica]:
 
 @pytest.fixture
 async def client(replica: Replica) -> AsyncIterator[Client]:
-    client: Client = StreamClient(replica, VERIFY, clock=time.monotonic)
-    await client.call(None, [make_request()], timeout_s=PATIENCE_S)
+    client: Client = WorkerStreams(Cluster(replica), VERIFY)
     await until(lambda: "replica" in client._streams)
     yield client
     client.close()
@@ -204,13 +192,13 @@ def test_messages_arrive_as_they_were_sent(request_: VerifyRequest) -> None:
     assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[4:]) == answer
 
 
-async def test_after_the_first_call_a_stream_carries_them(replica: Replica, client: Client) -> None:
-    reply = await client.call("replica", [make_request("a"), make_request("b")], timeout_s=1)
-    assert [result.seq_id for result in reply.results] == ["a", "b"]
-    assert (reply.replica_id, reply.compute_s) == ("replica", 0.25)
-    assert (replica.num_by_handle, replica.num_by_stream) == (1, 1)
-    await client.call(None, [make_request()], timeout_s=1)  # any replica: Serve chooses
-    assert (replica.num_by_handle, replica.num_by_stream) == (2, 1)
+async def test_a_stream_carries_calls(replica: Replica, client: Client) -> None:
+    for replica_id in ("replica", None, "one that is gone"):
+        reply = await client.call(replica_id, [make_request("a"), make_request("b")], timeout_s=1)
+        assert [result.seq_id for result in reply.results] == ["a", "b"]
+        assert (reply.replica_id, reply.compute_s) == ("replica", 0.25)
+    assert replica.num_calls == 3
+    assert len(replica.server.streams) == 1
 
 
 async def test_connections_send_at_once_and_notice_a_lost_machine(
@@ -231,7 +219,7 @@ async def test_calls_do_not_wait_for_each_other(replica: Replica, client: Client
         asyncio.create_task(client.call("replica", [make_request(str(i))], timeout_s=PATIENCE_S))
         for i in range(5)
     ]
-    await until(lambda: replica.num_by_stream == 5)
+    await until(lambda: replica.num_calls == 5)
     replica.may_answer.set()
     assert [(await call).results[0].seq_id for call in calls] == [str(i) for i in range(5)]
 
@@ -239,7 +227,7 @@ async def test_calls_do_not_wait_for_each_other(replica: Replica, client: Client
 async def test_a_cancelled_call_releases_its_sequences(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
-    await until(lambda: replica.num_by_stream == 1)
+    await until(lambda: replica.num_calls == 1)
     call.cancel()
     await until(lambda: replica.released == ["s"])
     replica.may_answer.set()
@@ -275,7 +263,7 @@ async def test_an_error_of_the_worker_loses_the_call_alone(
         await client.call("replica", [make_request()], timeout_s=1)
     replica.error = None
     assert (await client.call("replica", [make_request()], timeout_s=1)).results
-    assert replica.num_by_stream == 2
+    assert replica.num_calls == 2
 
 
 async def test_a_lost_connection_loses_its_calls_and_is_replaced(
@@ -283,40 +271,28 @@ async def test_a_lost_connection_loses_its_calls_and_is_replaced(
 ) -> None:
     replica.may_answer.clear()
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
-    await until(lambda: replica.num_by_stream == 1)
+    await until(lambda: replica.num_calls == 1)
     cut(client)
     with pytest.raises(WorkerLostError, match="the connection ended"):
         await call
     await until(lambda: replica.released == ["s"])
     replica.may_answer.set()
-    await client.call("replica", [make_request()], timeout_s=1)
-    assert replica.num_by_handle == 2
-    await until(lambda: "replica" in client._streams)
-    await client.call("replica", [make_request()], timeout_s=1)
-    assert (replica.num_by_handle, replica.num_by_stream) == (2, 2)
+    await client.call(None, [make_request()], timeout_s=PATIENCE_S)
+    assert replica.num_calls == 2
 
 
 async def test_releases_go_the_same_way_and_in_order(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
     await asyncio.sleep(0)
-    await client.release("replica", ["s"])
+    client.release("replica", ["s"])
     await until(lambda: replica.released == ["s"])
-    assert replica.num_by_stream == 1  # it was with the worker before the release
+    assert replica.num_calls == 1  # it was with the worker before the release
     replica.may_answer.set()
     await call
-    await client.release("another", ["t"])  # no stream: by handle
-    assert replica.released == ["s", "t"]
-
-
-async def test_without_a_stream_the_handles_serve_on() -> None:
-    replica = Replica()
-    client: Client = StreamClient(replica, VERIFY, clock=time.monotonic)
-    for _ in range(3):
-        await client.call("replica", [make_request()], timeout_s=1)
-        await until(lambda: not client._opening)
-    assert (replica.num_by_handle, replica.num_by_stream) == (3, 0)
-    client.close()
+    client.release("another", ["t"])  # to which there is no stream: it holds nothing
+    client.release("replica", ["u"])
+    await until(lambda: replica.released == ["s", "u"])
 
 
 @pytest.mark.parametrize(
@@ -346,7 +322,7 @@ async def test_what_is_no_message_ends_the_stream(replica: Replica, sent: bytes)
     async with raw_stream(replica) as (reader, writer):
         writer.write(token_frame(replica) + sent)
         assert await has_ended(reader)
-    assert replica.num_by_stream == 0
+    assert replica.num_calls == 0
 
 
 async def test_messages_may_arrive_in_pieces_or_at_once(replica: Replica) -> None:
@@ -379,7 +355,7 @@ async def test_who_reads_no_answers_is_not_heard(
         for call_id in range(num_calls):
             writer.write(VERIFY.encode_call(Call(kind="run", call_id=call_id, batch=(long,))))
         await has_paused.wait()
-        assert replica.num_by_stream < num_calls
+        assert replica.num_calls < num_calls
         answered = {(await read_answer(reader)).call_id for _ in range(num_calls)}
         assert answered == set(range(num_calls))
 
@@ -390,9 +366,9 @@ class TestCallsThatFailAlone:
     async def check_others(self, replica: Replica, client: Client) -> None:
         (stream,) = client._streams.values()
         assert stream.is_open
-        before = replica.num_by_stream
+        before = replica.num_calls
         assert (await client.call("replica", [make_request()], timeout_s=PATIENCE_S)).results
-        assert replica.num_by_stream == before + 1
+        assert replica.num_calls == before + 1
 
     async def test_a_call_that_is_too_long(
         self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -421,7 +397,7 @@ class TestCallsThatFailAlone:
         replica.may_answer.clear()
         request = make_request(new_tokens=(1,) * 500)
         call = asyncio.create_task(client.call("replica", [request], timeout_s=PATIENCE_S))
-        await until(lambda: replica.num_by_stream == 1)
+        await until(lambda: replica.num_calls == 1)
         monkeypatch.setattr("deployments.transport.messages.MAX_MESSAGE_BYTES", 300)
         replica.may_answer.set()
         with pytest.raises(WorkerFailedError, match="a message of"):
@@ -446,96 +422,3 @@ class TestCallsThatFailAlone:
         arrived = VERIFY.decode_answer(VERIFY.encode_answer(Answer(call_id=1, reply=reply))[4:])
         assert arrived.reply is not None
         assert repr(arrived.reply.compute_s) == repr(value)
-
-
-async def test_replicas_that_have_gone_are_not_remembered(replica: Replica) -> None:
-    """Every call is answered by another replica, as over months of updates."""
-    names = [f"replica-{number}" for number in range(50)]
-    now = 0.0
-    client: Client = StreamClient(replica, VERIFY, clock=lambda: now)
-    for name in names:
-        client._start_opening(name)
-        await until(lambda: not client._opening)
-        now += 60.0
-    assert len(client._streams) + len(client._not_before) <= 2
-    client.close()
-
-
-async def test_a_replica_is_found_with_its_stream(replica: Replica) -> None:
-    client: Client = StreamClient(replica, VERIFY, clock=time.monotonic)
-    assert await client.find() == "replica"
-    assert await client.find() == "replica"
-    await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
-    assert (replica.num_by_stream, replica.num_by_handle) == (1, 0)
-    client.close()
-
-
-class Handle:
-    """A Serve handle whose calls end as told, and which counts what is bound to it."""
-
-    def __init__(self, error: Exception) -> None:
-        self.num_bound = 0
-        self.was_cancelled = False
-        self._error = error
-
-    def options(self, **options: Any) -> "Handle":
-        self.num_bound += "session_id" in options
-        return self
-
-    def remote(self, *_: object) -> "Handle":
-        return self
-
-    def cancel(self) -> None:
-        self.was_cancelled = True
-
-    def __await__(self) -> Any:
-        raise self._error
-        yield
-
-
-class TestHandles:
-    def client(self, error: Exception) -> tuple[Handle, Any]:
-        handle: Any = Handle(error)
-        return handle, HandleClient(handle, "verify")
-
-    @pytest.mark.parametrize(
-        "error",
-        [
-            RuntimeError("tandem::sample() Expected a value"),
-            WorkerFailedError("the worker has failed"),
-            RayTaskError("verify", "a traceback", ValueError("a cause")),
-        ],
-    )
-    async def test_what_a_replica_raises_may_be_by_what_it_was_sent(self, error: Exception) -> None:
-        _, client = self.client(error)
-        with pytest.raises(WorkerFailedError, match="verify failed"):
-            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
-
-    @pytest.mark.parametrize(
-        "error",
-        [ActorDiedError(), RayServeException("no replica"), ConnectionResetError("reset")],
-    )
-    async def test_a_replica_that_is_gone_is_lost_without_a_word(self, error: Exception) -> None:
-        _, client = self.client(error)
-        with pytest.raises(WorkerLostError) as lost:
-            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
-        assert not isinstance(lost.value, WorkerFailedError)
-
-    async def test_a_replica_that_is_not_reached_tells_nothing_of_the_call(self) -> None:
-        _, client = self.client(ActorUnavailableError("unavailable", None))
-        with pytest.raises(WorkerTimeoutError, match="reached no replica"):
-            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
-
-    async def test_a_replica_that_ends_by_no_fault_of_a_call_says_so(self) -> None:
-        _, client = self.client(WorkerLostError("another rank is lost"))
-        with pytest.raises(WorkerLostError, match="another rank") as lost:
-            await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
-        assert not isinstance(lost.value, WorkerFailedError)
-
-    async def test_handles_of_replicas_that_have_gone_are_let_go(self) -> None:
-        handle, client = self.client(ActorDiedError())
-        for number in range(2 * MAX_PINNED):
-            with pytest.raises(WorkerLostError):
-                await client.release(f"replica-{number}", ["s"])
-        assert handle.num_bound == 2 * MAX_PINNED
-        assert client._method_of.cache_info().currsize == MAX_PINNED

@@ -1,0 +1,67 @@
+"""A worker that Serve scales: more replicas while many sequences run, each of them at work."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cluster.options import ReplicaRange
+from deployments import autoscaling
+from tests.integration.conftest import Deploy, Served, served_tokens
+
+IMPATIENT = {
+    "metrics_interval_s": 0.3,
+    "look_back_period_s": 1.0,
+    "upscale_delay_s": 0.0,
+    "downscale_delay_s": 30.0,  # longer than a replica takes to start
+    "target_ongoing_requests": 4,
+}
+"""Serve's defaults would have a test wait for a minute."""
+OPTIONS = {"num_target_groups": "1:2", "num_draft_replicas": "1:2", "compile": "off"}
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling_options = autoscaling.scaling_options
+
+    def impatient(replicas: ReplicaRange) -> dict[str, Any]:
+        options = scaling_options(replicas)
+        if "autoscaling_config" in options:
+            options["autoscaling_config"] |= IMPATIENT
+        return options
+
+    monkeypatch.setattr("deployments.builder.scaling_options", impatient)
+
+
+async def replicas(served: Served, deployment: str) -> dict[str, int]:
+    """Steps made so far, by replica."""
+    statuses = await served.handle(deployment).broadcast("status").results_async(timeout_s=30)
+    return {status.replica_id: status.num_steps for status in statuses}
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
+async def test_replicas_come_with_the_load_work_and_go_with_it(
+    deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]
+) -> None:
+    served = deploy(**OPTIONS)
+    await served.set_gamma(4)
+    both = ("TargetGroup", "DraftPool")
+    assert [len(await replicas(served, name)) for name in both] == [1, 1]
+
+    async def generate() -> None:
+        tokens = await served_tokens(served, prompts[:16], concurrency=16)
+        assert tokens == sampled_tokens
+
+    async def until_all_work(num_replicas: int) -> None:
+        while True:
+            await generate()
+            steps = [await replicas(served, name) for name in both]
+            if all(len(made) == num_replicas and all(made.values()) for made in steps):
+                return
+
+    async with asyncio.timeout(180):
+        await until_all_work(2)
+        while [len(await replicas(served, name)) for name in both] != [1, 1]:
+            await asyncio.sleep(0.5)
+    await generate()
