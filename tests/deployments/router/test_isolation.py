@@ -80,8 +80,8 @@ class TestPoison:
         [
             (WorkerFailedError, 1, 2),
             (WorkerFailedError, 30, 2),
-            (WorkerLostError, 1, 3),
-            (WorkerLostError, 30, 3),
+            (WorkerLostError, 1, 4),
+            (WorkerLostError, 30, 4),
         ],
     )
     async def test_a_sequence_that_ends_workers_fails_alone(
@@ -130,12 +130,20 @@ class TestPoison:
 
     def test_suspicion_grows_with_losses_and_ends_with_progress(self) -> None:
         silent = Suspicion()
-        assert [silent.add(is_by_step=False) for _ in range(3)] == [False, False, True]
+        assert [silent.add(is_by_step=False) for _ in range(4)] == [False, False, False, True]
         said = Suspicion()
         assert [said.add(is_by_step=True) for _ in range(2)] == [False, True]
         said.clear()
         assert not said.is_enough
         assert said.add(is_by_step=True) is False
+
+    def test_a_silent_loss_says_half_as_much_as_a_failed_step_whatever_came_before(self) -> None:
+        mixed = Suspicion()
+        losses = [False, True, False, False]  # beside others, and twice by itself
+        assert [mixed.add(is_by_step=is_by_step) for is_by_step in losses] == [False] * 3 + [True]
+        mixed.clear()
+        losses = [False, False, False, True]
+        assert [mixed.add(is_by_step=is_by_step) for is_by_step in losses] == [False] * 3 + [True]
 
 
 class TestWorkerErrors:
