@@ -4,7 +4,7 @@ A batch is flattened: the new tokens of all sequences stand one after another on
 padding, as a model batch of one. The model's own code projects them; `paged_attention`, registered
 with transformers under `ATTENTION_NAME`, writes their keys and values to the cache and lets each
 token attend to its own sequence only. What is the same for all layers of a step is prepared once:
-see `attention_batch`, which has the legend of shapes too.
+see `step_inputs`, which has the legend of shapes too.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from workers.attention_batch import AttentionBatch, LayerCache
+from workers.step_inputs import AttentionBatch, LayerCache
 from workers.errors import UnsupportedModelError
 from workers.paged_kernel import ScoreRule
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from workers.attention_batch import AttentionBatch, LayerCache, build_batch
 from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import pack_linears
@@ -21,27 +20,12 @@ from workers.loading import load_weights
 from workers.observation import observe_layers
 from workers.paged_kernel import LayerSpec, PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
-from workers.step_plan import StepPlan
+from workers.step_inputs import LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_TOKEN = 0
-"""What a draft model runs in place of ids that only its target has; drafts may be worse there."""
 # Rotary embeddings whose angles depend on the longest sequence of the batch beyond this length.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """A step in tensors: N new tokens of all sequences, flattened."""
-
-    tokens: Tensor
-    """# [1, N]"""
-    positions: Tensor
-    """# [1, N]"""
-    logit_rows: Tensor
-    """Which of the tokens need logits.  # [num_rows]"""
-    attention: AttentionBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +80,6 @@ class Model:
         )
         return varlen or TritonKernel.find(
             spec, block_size=block_size, dtype=self.dtype, device=self.device
-        )
-
-    def prepare(
-        self, layers: Sequence[LayerCache], plan: StepPlan, *, block_size: int
-    ) -> StepInputs:
-        """What `forward` needs to run a plan; ids that the model lacks become UNKNOWN_TOKEN."""
-        tokens = [t if 0 <= t < self.vocab_size else UNKNOWN_TOKEN for t in plan.tokens]
-        positions = [p for c in plan.chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
-        return StepInputs(
-            tokens=torch.tensor([tokens], device=self.device),
-            positions=torch.tensor([positions], device=self.device),
-            logit_rows=torch.tensor(plan.logit_rows, dtype=torch.long, device=self.device),
-            attention=build_batch(layers, plan.chunks, block_size=block_size, device=self.device),
         )
 
     @torch.inference_mode()

@@ -15,7 +15,8 @@ from workers.cpu import compiled_step
 from workers.cuda import graphed_step
 from workers.cuda.graphed_step import CacheShape
 from workers.errors import ConfigError
-from workers.model import Model, StepInputs
+from workers.model import Model
+from workers.step_inputs import StepInputs, step_inputs
 from workers.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,8 @@ class PagedModel:
         """The model's own, or a compiled or recorded one in its place."""
         self.is_compiled = False
         """Whether steps are run by a compiled forward, or by a recorded one, from now on."""
+        self.num_tokens_run = 0
+        """Tokens that steps have run since the start."""
         self._warnings: tuple[str, ...] = ()
 
     @property
@@ -97,11 +100,12 @@ class PagedModel:
         """Whether other ranks run each step too."""
         return self._ranks is not None
 
-    def run(self, plan: StepPlan) -> Tensor:
+    def run(self, plan: StepPlan, *, is_counted: bool = True) -> Tensor:
         """Run and cache the tokens of a plan, on all ranks; blocks for them must be reserved.
 
         Returns the wanted logits.  # [len(plan.logit_rows), vocab]
         """
+        self.num_tokens_run += len(plan.tokens) if is_counted else 0
         if self._ranks is not None:
             self._ranks.announce(plan)
         return self._run_shard(plan)
@@ -112,7 +116,14 @@ class PagedModel:
         self._ranks.follow(self._run_shard)
 
     def _run_shard(self, plan: StepPlan) -> Tensor:
-        return self.forward(self.model.prepare(self._layers, plan, block_size=self.block_size))
+        inputs = step_inputs(
+            plan,
+            self._layers,
+            vocab_size=self.model.vocab_size,
+            block_size=self.block_size,
+            device=self.model.device,
+        )
+        return self.forward(inputs)
 
     def scratch_plan(self, num_sequences: int, num_tokens: int, *, context_len: int) -> StepPlan:
         """A step whose time is that of a real one, and which leaves nothing behind.

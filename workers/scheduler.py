@@ -67,38 +67,25 @@ def schedule(
             num_given = min(num_given, budget if has_prefill else max(budget, MIN_PREFILL_CHUNK))
             if num_given <= 0:
                 break
-        run = None
         with isolated(item.sequence.seq_id):
-            run = _make_room(backlog, item, num_given, runs, num_draft_slots)
-        if run is not None:
+            is_last = num_given == len(item.remaining)
+            given_len = item.sequence.cached_len + num_given
+            num_wanted = num_draft_slots(item.request, given_len) if is_last else 0
+            reserved_len = backlog.make_room(
+                item.sequence,
+                wanted=given_len + num_wanted,
+                least=given_len,
+                keep=[run.sequence for run in runs],
+            )
+            if reserved_len is None:
+                continue
+            run = ScheduledRun(
+                item=item,
+                tokens=item.remaining[:num_given],
+                is_last=is_last,
+                num_draft_slots=reserved_len - given_len,
+            )
             runs.append(run)
             num_tokens += num_given + run.num_draft_slots
             has_prefill |= item.is_prefill
     return runs
-
-
-def _make_room(
-    backlog: Backlog[RequestT],
-    item: WorkItem[RequestT],
-    num_given: int,
-    runs: Sequence[ScheduledRun[RequestT]],
-    num_draft_slots: Callable[[RequestT, int], int],
-) -> ScheduledRun[RequestT] | None:
-    """Reserve blocks for so many given tokens and their drafts; None if there is no room."""
-    given_len = item.sequence.cached_len + num_given
-    is_last = num_given == len(item.remaining)
-    num_wanted = num_draft_slots(item.request, given_len) if is_last else 0
-    reserved_len = backlog.make_room(
-        item.sequence,
-        wanted=given_len + num_wanted,
-        least=given_len,
-        keep=[run.sequence for run in runs],
-    )
-    if reserved_len is None:
-        return None
-    return ScheduledRun(
-        item=item,
-        tokens=item.remaining[:num_given],
-        is_last=is_last,
-        num_draft_slots=reserved_len - given_len,
-    )

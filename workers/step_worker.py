@@ -37,8 +37,8 @@ TIMED_CONTEXT_LEN = 128
 class StepWorker(ABC, Generic[RequestT, ResultT]):
     """`submit`, `step` and `release` serve many callers; `run_batch` serves one.
 
-    A step is three calls: `schedule` chooses what of the backlog is run, `_forward` runs it, and
-    the rest of `_serve` samples and answers.
+    A step is three calls: `schedule` chooses what of the backlog is run, `PagedModel.run` runs it,
+    and the rest of `_serve` samples and answers.
 
     Whatever is raised on behalf of one sequence ends that sequence, with a result that says why.
     What a step raises on behalf of all, such as the forward pass, leaves the worker unusable.
@@ -75,8 +75,6 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         )
         self._failed: list[ResultT] = []
         """Results of sequences that have failed since they were last taken."""
-        self.num_tokens_run = 0
-        """Tokens that steps have run since the start."""
         max_len = self._paged.max_model_len
         self.step_table = StepTable(
             [size for size in self.timed_sizes if size[1] <= size[0] * max_len],
@@ -166,6 +164,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
     def num_preemptions(self) -> int:
         """Sequences that lost their cache to others, since the start; each is run again later."""
         return self._backlog.num_preemptions
+
+    @property
+    def num_tokens_run(self) -> int:
+        """Tokens that steps have run since the start."""
+        return self._paged.num_tokens_run
 
     @property
     def num_waiting(self) -> int:
@@ -261,12 +264,6 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             results.append(self.unanswered(seq_id, needs_tokens_from=0))
         return results + self._take_failed(), bool(runs)
 
-    def _forward(self, plan: StepPlan) -> Tensor:
-        """Run and cache the tokens of a plan.  # [len(plan.logit_rows), vocab]"""
-        logits = self._paged.run(plan)
-        self.num_tokens_run += len(plan.tokens)
-        return logits
-
     def release(self, seq_ids: Iterable[str]) -> list[ResultT]:
         """Forget sequences and free their blocks; answers those that were waiting."""
         return [
@@ -298,7 +295,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """Seconds of a step of that size, which is no sequence's and is not counted."""
         plan = self._paged.scratch_plan(*size, context_len=TIMED_CONTEXT_LEN)
         started = self._clock()
-        self._decide(self._paged.run(plan))
+        self._decide(self._paged.run(plan, is_counted=False))
         return self._clock() - started
 
     def check_integrity(self) -> None:

@@ -80,7 +80,16 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             for run in runs
             if not self._grammars.is_ready(run.sequence, run.item.request.sampling.grammar)
         }
-        logits = self._run(runs)
+        plan = StepPlan()
+        for run in runs:
+            tokens = run.tokens + _drafts(run)
+            # what decides tokens, and all where log-probabilities of the prompt are wanted
+            wants_all = _wants_prompt_logprobs(run)
+            num_logits = len(tokens) if wants_all else _num_judged_rows(run)
+            plan.add(run.sequence, tokens, num_logits=num_logits)
+        logits = self._paged.run(plan)  # [len(plan.logit_rows), vocab]
+        for run in runs:
+            run.record(run.tokens + _drafts(run))
         if any(_wants_prompt_logprobs(run) for run in runs):
             logits = self._take_prompt_logprobs(runs, logits)
         last = [run for run in runs if run.is_last]
@@ -95,23 +104,6 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                     self._postpone(run) if is_early else self._answer(run, verdict, logits, row)
                 )
         return results
-
-    def _run(self, runs: Sequence[Run]) -> Tensor:
-        """Run given tokens and drafts.
-
-        Returns logits after the newest given token of those that are last, and after each draft;
-        after every token where log-probabilities of the prompt are wanted.  # [num_rows, vocab]
-        """
-        plan = StepPlan()
-        for run in runs:
-            tokens = run.tokens + _drafts(run)
-            wants_all = _wants_prompt_logprobs(run)
-            num_logits = len(tokens) if wants_all else _num_judged_rows(run)
-            plan.add(run.sequence, tokens, num_logits=num_logits)
-        logits = self._forward(plan)
-        for run in runs:
-            run.record(run.tokens + _drafts(run))
-        return logits
 
     def _take_prompt_logprobs(self, runs: Sequence[Run], logits: Tensor) -> Tensor:
         """Note what the logits say of prompts; returns the rows that decide tokens.

@@ -87,9 +87,9 @@ class RoundLoop:
 
     def add(self, sequence: LiveSequence) -> None:
         """Take a sequence on; its stream ends by itself, or by `cancel`."""
-        self._live[sequence.seq_id] = Live(sequence)
+        live = self._live[sequence.seq_id] = Live(sequence)
         self._digest.observe_live(self.num_live)
-        self._start_rounds()
+        self._start_own_round(live)
 
     def cancel(self, sequence: LiveSequence) -> None:
         """Nobody waits for the text any more; everything it holds is freed."""
@@ -158,9 +158,10 @@ class RoundLoop:
 
     def _start_own_round(self, live: Live) -> None:
         """Start a round of one; of sequences that are suspected enough, only one at a time."""
-        if live.suspicion.is_enough and any(
+        must_wait = live.suspicion.is_enough and any(
             other.in_round and other.suspicion.is_enough for other in self._live.values()
-        ):
+        )
+        if must_wait or self._is_closed:
             return
         live.in_round = True
         live.own_round = self._tasks.spawn(
@@ -212,7 +213,6 @@ class RoundLoop:
 
         Returns how many it has beside the next round.
         """
-        num_prefill_next = 0
         started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
         asyncio.get_running_loop().call_soon(self._digest.run)
@@ -226,8 +226,14 @@ class RoundLoop:
             batch = [verify_request(live.sequence, speculated.drafts) for live in members]
             verify_started = self._clock()
             is_overlapped = self._speculation.prefetch(speculated)
-            reply = await self._verify(replica_id, members, batch)
-            if reply is None:
+            try:
+                if replica_id is None and members[0].suspicion.is_enough:
+                    replica_id = await self._targets.find()  # if that ends, it is by this sequence
+                reply = await self._targets.call(
+                    replica_id, batch, timeout_s=self._options.verify_timeout_s
+                )
+            except Exception as error:
+                self._lose_target(members, error)
                 return 0
             verify_s = self._clock() - verify_started
             outcomes, num_committed = self._commit(members, batch, reply, speculated)
@@ -243,26 +249,8 @@ class RoundLoop:
                 total_s=self._clock() - started,
             )
             self._digest.add(record)
-            num_prefill_next = reply.num_prefill_tokens
-        return num_prefill_next
-
-    async def _verify(
-        self, replica_id: str | None, members: Sequence[Live], batch: Sequence[VerifyRequest]
-    ) -> Reply[VerifyResult] | None:
-        """Ask a target, or any; None if no answer came, so that the sequences have to ask again."""
-        try:
-            if replica_id is None and members[0].suspicion.is_enough:
-                replica_id = await self._targets.find()  # if that ends, it is by this sequence
-            reply = await self._targets.call(
-                replica_id, batch, timeout_s=self._options.verify_timeout_s
-            )
-        except Exception as error:
-            self._lose_target(members, error)
-            return None
-        if reply.steps_version > self._steps_version:
-            self._steps_version = reply.steps_version
-            self._on_new_steps()
-        return reply
+            return reply.num_prefill_tokens
+        return 0
 
     def _commit(
         self,
@@ -272,6 +260,9 @@ class RoundLoop:
         speculated: Speculated,
     ) -> tuple[tuple[Outcome, ...], int]:
         """What became of the drafts, and how many tokens were committed."""
+        if reply.steps_version > self._steps_version:
+            self._steps_version = reply.steps_version
+            self._on_new_steps()
         outcomes, num_committed = [], 0
         for live, request, result in zip(members, batch, reply.results, strict=True):
             sequence = live.sequence

@@ -11,7 +11,6 @@ from typing import Generic, TypeVar
 from deployments.transport.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
-    Call,
     Codec,
     FrameProtocol,
     StreamAddress,
@@ -100,17 +99,10 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
         self.transport.resume_reading()
 
     def frame_received(self, payload: bytes) -> None:
-        if self._is_authentic:
-            self._hear(payload)
-        elif secrets.compare_digest(payload, self._server.token.encode()):
-            self._is_authentic = True
-            self._token_timer.cancel()
-            self._max_bytes = MAX_MESSAGE_BYTES
-        else:
-            raise ValueError("the token is wrong")
-
-    def _hear(self, payload: bytes) -> None:
-        """Take a call, or refuse one that cannot be read; raises ValueError if it is no call."""
+        """Take the token, then calls; one that cannot be read is refused, if it is one at all."""
+        if not self._is_authentic:
+            self._authenticate(payload)
+            return
         try:
             call = self._server.codec.decode_call(payload)
         except ValueError as error:
@@ -118,10 +110,7 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
             if call_id is None:
                 raise
             self._answer(call_id, error)
-        else:
-            self._take(call)
-
-    def _take(self, call: Call[RequestT]) -> None:
+            return
         match call.kind:
             case "release":
                 self._held.difference_update(call.seq_ids)
@@ -129,6 +118,14 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
             case "run":
                 self._held.update(request.seq_id for request in call.batch)
                 self._server.run(call.batch, partial(self._answer, call.call_id))
+
+    def _authenticate(self, payload: bytes) -> None:
+        """Raise ValueError unless these are the bytes of our token."""
+        if not secrets.compare_digest(payload, self._server.token.encode()):
+            raise ValueError("the token is wrong")
+        self._is_authentic = True
+        self._token_timer.cancel()
+        self._max_bytes = MAX_MESSAGE_BYTES
 
     def _answer(self, call_id: int, outcome: Reply[ResultT] | Exception) -> None:
         if self.transport.is_closing():

@@ -12,6 +12,7 @@ from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import has_streams
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from workers.model import Model, load_model
+from workers.step_inputs import step_inputs
 from workers.step_plan import StepPlan
 
 BLOCK_SIZE = 4
@@ -56,7 +57,9 @@ def paged_logits(
                 num_logits=step[index],
             )
             done[index] += step[index]
-        inputs = model.prepare(layers, plan, block_size=BLOCK_SIZE)
+        inputs = step_inputs(
+            plan, layers, vocab_size=model.vocab_size, block_size=BLOCK_SIZE, device=model.device
+        )
         rows = model.forward(inputs).split([chunk.num_new for chunk in plan.chunks])
         for index, row in zip(order, rows, strict=True):
             logits[index].append(row)

@@ -24,12 +24,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from workers import attention, attention_batch
-from workers.attention_batch import AttentionBatch, LayerCache
+from workers import attention, step_inputs
 from workers.cpu import kernel as cpu_kernel
 from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
-from workers.model import Model, StepInputs, load_model
+from workers.model import Model, load_model
+from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 from workers.paged_kernel import PagedKernel, VarlenBatch
 from workers.precision import DTYPES
 
@@ -84,9 +84,7 @@ class StepModule(nn.Module):
             max_query_len=0,  # the CPU kernel does not ask
             max_context_len=0,
         )
-        batch = AttentionBatch(
-            layers=layers, slot_mapping=slot_mapping, groups=(), output_index=None, varlen=varlen
-        )
+        batch = AttentionBatch(layers=layers, slot_mapping=slot_mapping, varlen=varlen)
         output = self.module(
             input_ids=tokens,
             position_ids=positions,
@@ -175,7 +173,7 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     config = model.module.config.to_dict()
     config.pop("_name_or_path", None)
     forward = sys.modules[type(model.module).__module__]
-    own_modules = (attention, attention_batch, cpu_kernel, native, packed_linear, step_probe)
+    own_modules = (attention, step_inputs, cpu_kernel, native, packed_linear, step_probe)
     traced = (forward, *own_modules, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
     shape = {

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from workers.attention_batch import LayerCache
-from workers.model import Model, StepInputs
+from workers.model import Model
+from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.step_plan import StepPlan
 
 # The largest difference of logits to the model's own, relative to the largest logit.
@@ -45,7 +45,9 @@ def make_inputs(
             block_table=range(index * blocks_each, (index + 1) * blocks_each),
             num_logits=new,
         )
-    return model.prepare(layers, plan, block_size=block_size)
+    return step_inputs(
+        plan, layers, vocab_size=model.vocab_size, block_size=block_size, device=model.device
+    )
 
 
 def probe_error(

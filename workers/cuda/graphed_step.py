@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.attention_batch import AttentionBatch, LayerCache
 from workers.cpu import step_probe
 from workers.errors import first_line
-from workers.model import Model, StepInputs
+from workers.model import Model
+from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 from workers.paged_kernel import VarlenBatch
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,6 @@ def _empty_inputs(cache: CacheShape, size: int, device: torch.device) -> StepInp
     batch = AttentionBatch(
         layers=cache.layers,
         slot_mapping=zeros(size),
-        groups=(),
-        output_index=None,
         varlen=varlen,
     )
     return StepInputs(

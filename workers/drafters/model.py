@@ -116,7 +116,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         plan = StepPlan()
         for entry in entries:
             plan.add(entry.sequence, entry.run.tokens, num_logits=int(entry.k > 0))
-        logits = self._forward(plan)
+        logits = self._paged.run(plan)
         for entry in entries:
             entry.run.record(entry.run.tokens)
         self._sample_drafts([entry for entry in entries if entry.k > 0], logits)
@@ -126,7 +126,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         plan = StepPlan()
         for entry in drafting:
             plan.add(entry.sequence, entry.draft_tokens[-1:], num_logits=1)
-        logits = self._forward(plan)
+        logits = self._paged.run(plan)
         for entry in drafting:
             entry.run.record(entry.draft_tokens[-1:])
         self._sample_drafts(drafting, logits)

@@ -12,7 +12,7 @@ from tandem.decoding import Decoder
 from tandem.gpu_report.subjects import make_prompts as make_code_prompts
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.attention_batch import LayerCache
+from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.cuda.graphed_step import GraphedStep
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
@@ -95,8 +95,16 @@ def _verify_logits(model: Model, layers: Sequence[LayerCache], block_size: int) 
         plan.add_chunk(
             tokens[start:end], cached_len=start, block_table=table, num_logits=end - start
         )
-        logits = model.forward(model.prepare(layers, plan, block_size=block_size))
+        logits = model.forward(_inputs(model, layers, plan, block_size=block_size))
     return logits.float()
+
+
+def _inputs(
+    model: Model, layers: Sequence[LayerCache], plan: StepPlan, *, block_size: int
+) -> StepInputs:
+    return step_inputs(
+        plan, layers, vocab_size=model.vocab_size, block_size=block_size, device=model.device
+    )
 
 
 def test_bf16_differs_at_near_ties_only(
@@ -160,7 +168,7 @@ def _logit_gap(reference: Target, prefix: list[int], first: int, second: int) ->
     layers = model.make_cache(16, 16)
     plan = StepPlan()
     plan.add_chunk(prefix, cached_len=0, block_table=range(16), num_logits=1)
-    logits = model.forward(model.prepare(layers, plan, block_size=16))[0]
+    logits = model.forward(_inputs(model, layers, plan, block_size=16))[0]
     return float((logits[first] - logits[second]).abs())
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.tiny_models import save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.attention_batch import LayerCache
+from workers.step_inputs import LayerCache
 from workers.cpu import native
 from workers.cpu.step_probe import make_inputs
 from workers.cuda import graphed_step

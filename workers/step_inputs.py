@@ -1,4 +1,4 @@
-"""What every attention layer needs to know of a step, prepared once for all of them.
+"""A step in tensors: its tokens, and what every attention layer needs to know, prepared once.
 
 Legend: N new tokens of all sequences, H query heads, K key/value heads, G = H / K, D head size;
 in a group: B sequences, Q queries each, C context slots each.
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.paged_kernel import PagedKernel, VarlenBatch
-from workers.step_plan import Chunk
+from workers.step_plan import Chunk, StepPlan
 
+UNKNOWN_TOKEN = 0
+"""What a draft model runs in place of ids that only its target has; drafts may be worse there."""
 # Sequences with more new tokens than this attend alone; fewer are padded and batched together.
 MAX_BATCHED_QUERIES = 16
 
@@ -68,8 +70,8 @@ class AttentionBatch:
     layers: Sequence[LayerCache]
     slot_mapping: Tensor
     """The slot each new token is written to.  # [N]"""
-    groups: tuple[AttentionGroup, ...]
-    output_index: Tensor | None
+    groups: tuple[AttentionGroup, ...] = ()
+    output_index: Tensor | None = None
     """Where each token's output stands among the groups' padded outputs.  # [N]"""
     varlen: VarlenBatch | None = None
     _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
@@ -82,29 +84,45 @@ class AttentionBatch:
         return self._masks[key]
 
 
-def build_batch(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """A step in tensors: N new tokens of all sequences, flattened."""
+
+    tokens: Tensor
+    """# [1, N]"""
+    positions: Tensor
+    """# [1, N]"""
+    logit_rows: Tensor
+    """Which of the tokens need logits.  # [num_rows]"""
+    attention: AttentionBatch
+
+
+def step_inputs(
+    plan: StepPlan,
     layers: Sequence[LayerCache],
-    chunks: Sequence[Chunk],
     *,
+    vocab_size: int,
     block_size: int,
     device: torch.device,
-) -> AttentionBatch:
-    """Prepare a step for the chunks, in the order in which their tokens are flattened."""
+) -> StepInputs:
+    """The tensors of a plan; ids that a vocabulary of that size lacks become UNKNOWN_TOKEN."""
+    chunks = plan.chunks
+    tokens = [t if 0 <= t < vocab_size else UNKNOWN_TOKEN for t in plan.tokens]
+    positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
     slot_mapping = [slot for chunk in chunks for slot in _new_slots(chunk, block_size)]
-    varlen = None
-    groups: tuple[AttentionGroup, ...] = ()
-    output_index = None
+    attention = AttentionBatch(
+        layers=layers, slot_mapping=torch.tensor(slot_mapping, device=device)
+    )
     if any(layer.kernel is not None for layer in layers):
-        varlen = _varlen_batch(chunks, device)
+        attention.varlen = _varlen_batch(chunks, device)
     if any(layer.kernel is None for layer in layers):
         all_slots = [_all_slots(chunk, block_size) for chunk in chunks]
-        groups, output_index = _build_groups(chunks, all_slots, device)
-    return AttentionBatch(
-        layers=layers,
-        slot_mapping=torch.tensor(slot_mapping, device=device),
-        groups=groups,
-        output_index=output_index,
-        varlen=varlen,
+        attention.groups, attention.output_index = _build_groups(chunks, all_slots, device)
+    return StepInputs(
+        tokens=torch.tensor([tokens], device=device),
+        positions=torch.tensor([positions], device=device),
+        logit_rows=torch.tensor(plan.logit_rows, dtype=torch.long, device=device),
+        attention=attention,
     )
 
 
