@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from workers.step_inputs import AttentionBatch, LayerCache
 from workers.errors import UnsupportedModelError
 from workers.paged_kernel import ScoreRule
+from workers.step_inputs import AttentionBatch, LayerCache
 
 ATTENTION_NAME = "tandem_paged"
 

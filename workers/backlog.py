@@ -1,6 +1,6 @@
 """The work a worker has accepted but not finished, and who gives way when blocks run out.
 
-Target and drafter share it: both are handed requests at any time (`submit`), take what fits into
+Target and drafter share it: both are handed work at any time (`add`), take what fits into
 one step, and may be told to forget a sequence in between (`release`).
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from workers.errors import ContextLengthError, KVCacheExhaustedError
+from workers.errors import KVCacheExhaustedError
 from workers.kv_cache import CachedSequence, SequenceTable
 from workers.types import TokenLogprobs, WorkRequest, is_prefill_len
 
@@ -32,9 +32,8 @@ class WorkItem(Generic[RequestT]):
 class Backlog(Generic[RequestT]):
     """At most one item per sequence."""
 
-    def __init__(self, sequences: SequenceTable, max_model_len: int) -> None:
+    def __init__(self, sequences: SequenceTable) -> None:
         self._sequences = sequences
-        self._max_model_len = max_model_len
         self._items: dict[str, WorkItem[RequestT]] = {}
         self._preempted: list[str] = []
         self.num_preemptions = 0
@@ -55,36 +54,9 @@ class Backlog(Generic[RequestT]):
         """Tokens of prompts that are still to run."""
         return sum(len(item.remaining) for item in self._items.values() if item.is_prefill)
 
-    def submit(self, request: RequestT) -> int | None:
-        """Accept a request, in place of an earlier one for the same sequence.
-
-        Returns None, or the length of the cache when it lacks tokens below `base_len`.
-        Raises ContextLengthError if the sequence could never fit.
-        """
-        tokens = request.given_tokens
-        length = request.base_len + len(tokens)
-        if not request.new_tokens or length > self._max_model_len:
-            raise ContextLengthError(
-                f"sequence {request.seq_id} has {length} tokens, {len(tokens)} of them "
-                f"new; it must have at least one new and at most {self._max_model_len} in all"
-            )
-        self.discard(request.seq_id)
-        cached_len = self._sequences.cached_len(request.seq_id)
-        if request.base_len > cached_len:
-            return cached_len
-        sequence, remaining = self._sequences.synchronise(
-            request.seq_id,
-            request.base_len,
-            tokens,
-            salt=request.cache_salt,
-            may_reuse=request.may_reuse,
-        )
-        if remaining is None:
-            return sequence.cached_len
-        self._items[request.seq_id] = WorkItem(
-            request=request, sequence=sequence, remaining=remaining
-        )
-        return None
+    def add(self, item: WorkItem[RequestT]) -> None:
+        """Take work on for a sequence that has none."""
+        self._items[item.sequence.seq_id] = item
 
     def in_turn(self) -> list[WorkItem[RequestT]]:
         """Short work first, so that prefills never hold up running streams; then oldest first."""

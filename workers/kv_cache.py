@@ -141,10 +141,6 @@ class SequenceTable:
     def __contains__(self, seq_id: str) -> bool:
         return seq_id in self._sequences
 
-    def cached_len(self, seq_id: str) -> int:
-        sequence = self._sequences.get(seq_id)
-        return sequence.cached_len if sequence else 0
-
     def synchronise(
         self,
         seq_id: str,
@@ -160,18 +156,19 @@ class SequenceTable:
 
         Whatever the worker ran beyond `base_len` (drafts, a verification whose answer was lost) is
         kept as far as it turned out right, unless all new tokens have to be run (`may_reuse`). At
-        least the newest token is always left to run, since its logits decide what follows. The
-        caller has made sure that base_len <= cached_len. None is left where that cannot be had:
-        committed tokens have changed within a shared block, so all from the sequence's cached_len
-        on have to be sent.
+        least the newest token is always left to run, since its logits decide what follows. None is
+        left where that cannot be had, so that all from the sequence's cached_len on have to be
+        sent: the cache ends before base_len, or tokens have changed within a shared block.
         """
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            sequence = CachedSequence(seq_id=seq_id, arrival=self._num_arrivals, salt=salt)
+        sequence = self._sequences.get(seq_id) or CachedSequence(
+            seq_id=seq_id, arrival=self._num_arrivals, salt=salt
+        )
+        if base_len > sequence.cached_len:
+            return sequence, None
+        if seq_id not in self._sequences:
             self._sequences[seq_id] = sequence
             self._num_arrivals += 1
             self._start_with_prefix(sequence, new_tokens, may_reuse=may_reuse)
-        assert base_len <= sequence.cached_len, f"{base_len=} > {sequence.cached_len}"
         num_matching = 0
         for cached, new in zip(sequence.tokens[base_len:], new_tokens[:-1], strict=False):
             if cached != new or not may_reuse:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from workers.backlog import Backlog, WorkItem
 from workers.cpu import step_threads
-from workers.errors import InvalidRequestError, KVCacheExhaustedError, TandemError
+from workers.errors import ContextLengthError, KVCacheExhaustedError, TandemError
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_masks import GrammarMasks
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model
 from workers.paged_model import CacheOptions, PagedModel, Ranks
 from workers.scheduler import ScheduledRun, schedule
-from workers.step_plan import StepPlan
 from workers.step_times import Size, StepTable
 from workers.tokenizer import find_tokenizer
 from workers.types import WorkerInfo, WorkRequest, WorkResult
@@ -63,7 +62,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             BlockAllocator(self._paged.num_blocks, cache.block_size),
             with_prefixes=cache.prefix_caching,
         )
-        self._backlog: Backlog[RequestT] = Backlog(self._sequences, self._paged.max_model_len)
+        self._backlog: Backlog[RequestT] = Backlog(self._sequences)
         self._max_batched_tokens = max_batched_tokens
         self._clock = clock
         self._grammars = GrammarMasks(
@@ -208,24 +207,34 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         it up. A request that cannot be served is answered with an error.
         """
         results = []
-        if request.seq_id in self._backlog:
+        if self._backlog.discard(request.seq_id):
             results.append(self.unanswered(request.seq_id, is_released=True))
         with self._isolated(request.seq_id):
             self._check(request)
             if request.sampling.grammar is not None:
                 self._grammars.prepare(request.sampling.grammar)
-            cached_len = self._backlog.submit(request)
-            if cached_len is not None:
+            sequence, remaining = self._sequences.synchronise(
+                request.seq_id,
+                request.base_len,
+                request.given_tokens,
+                salt=request.cache_salt,
+                may_reuse=request.may_reuse,
+            )
+            if remaining is None:
+                cached_len = sequence.cached_len
                 results.append(self.unanswered(request.seq_id, needs_tokens_from=cached_len))
+            else:
+                self._backlog.add(WorkItem(request=request, sequence=sequence, remaining=remaining))
         return results + self._take_failed()
 
     def _check(self, request: RequestT) -> None:
-        """Raise InvalidRequestError for tokens that the model cannot run."""
-        lowest, highest = min(request.new_tokens, default=0), max(request.new_tokens, default=0)
-        if lowest < 0 or highest >= self._paged.model.vocab_size:
-            raise InvalidRequestError(
-                f"token id {lowest if lowest < 0 else highest} is unknown to the model; ids go "
-                f"from 0 to {self._paged.model.vocab_size - 1}"
+        """Raise ContextLengthError if the sequence could never fit."""
+        num_given = len(request.given_tokens)
+        length, limit = request.base_len + num_given, self._paged.max_model_len
+        if not request.new_tokens or length > limit:
+            raise ContextLengthError(
+                f"sequence {request.seq_id} has {length} tokens, {num_given} of them "
+                f"new; it must have at least one new and at most {limit} in all"
             )
 
     @contextmanager

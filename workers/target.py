@@ -61,6 +61,13 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
     def _check(self, request: VerifyRequest) -> None:
         """Raise InvalidRequestError for unknown tokens, and for drafts that nobody here makes."""
         super()._check(request)
+        vocab_size = self._paged.model.vocab_size
+        lowest, highest = min(request.new_tokens), max(request.new_tokens)
+        if lowest < 0 or highest >= vocab_size:
+            raise InvalidRequestError(
+                f"token id {lowest if lowest < 0 else highest} is unknown to the model; ids go "
+                f"from 0 to {vocab_size - 1}"
+            )
         if request.next_k > 0:
             raise InvalidRequestError(
                 f"next_k is {request.next_k}, but this target makes no drafts; it must be 0"

@@ -59,37 +59,39 @@ class Endpoint:
     add_route: Callable[[FastAPI, GenerationService], None]
 
 
-async def respond(
-    service: GenerationService,
-    request: GenerationRequest,
-    make_writer: MakeWriter,
-    *,
-    stream_options: StreamOptions | None,
-) -> Response:
-    """The whole answer once it is finished, or a stream where there are options of one."""
-    if stream_options is None:
-        return WholeAnswer(service, request, make_writer)
-    return EventStream(service, request, make_writer, stream_options)
-
-
-class WholeAnswer(Response):
-    """The completions in one object.
+class Answer(Response):
+    """The completions in one object, or as they are written where there are options of a stream.
 
     The request is admitted when the answer is sent, not when this object is made, so that whatever
-    keeps it from being sent cannot leave anything behind.
+    keeps it from being sent cannot leave anything behind. A refusal is raised before the answer
+    begins, and gets a status of its own; an error after that is an event of the stream.
     """
 
     def __init__(
-        self, service: GenerationService, request: GenerationRequest, make_writer: MakeWriter
+        self,
+        service: GenerationService,
+        request: GenerationRequest,
+        make_writer: MakeWriter,
+        *,
+        stream_options: StreamOptions | None,
     ) -> None:
         super().__init__()
         self._service = service
         self._request = request
         self._make_writer = make_writer
+        self._stream_options = stream_options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._service.open(self._request, caller_of(scope)) as generation:
             writer = self._make_writer(generation, self._service.model.name)
+            if (options := self._stream_options) is not None:
+                stream = StreamingResponse(
+                    self._events(generation, writer, options),
+                    media_type="text/event-stream",
+                    headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+                )
+                await stream(scope, receive, send)
+                return
             completions = await generation.complete()
             usage = Usage.of(generation.usage)
 
@@ -101,42 +103,12 @@ class WholeAnswer(Response):
             content = await asyncio.to_thread(write) if shows_tokens else write()
         await Response(content, media_type="application/json")(scope, receive, send)
 
-
-class EventStream(Response):
-    """The completions as they are written.
-
-    The request is admitted when the answer is sent, not when this object is made, so that whatever
-    keeps it from being sent cannot leave anything behind. A refusal is raised before the answer
-    begins, and gets a status of its own; an error after that is an event.
-    """
-
-    def __init__(
-        self,
-        service: GenerationService,
-        request: GenerationRequest,
-        make_writer: MakeWriter,
-        options: StreamOptions,
-    ) -> None:
-        super().__init__()
-        self._service = service
-        self._request = request
-        self._make_writer = make_writer
-        self._options = options
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._service.open(self._request, caller_of(scope)) as generation:
-            stream = StreamingResponse(
-                self._events(generation),
-                media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-            )
-            await stream(scope, receive, send)
-
-    async def _events(self, generation: Generation) -> AsyncIterator[str]:
-        writer = self._make_writer(generation, self._service.model.name)
+    async def _events(
+        self, generation: Generation, writer: Writer, options: StreamOptions
+    ) -> AsyncIterator[str]:
         shows_tokens = self._request.shows_tokens
-        with_usage = self._options.include_usage
-        is_usage_continuous = with_usage and self._options.continuous_usage_stats
+        with_usage = options.include_usage
+        is_usage_continuous = with_usage and options.continuous_usage_stats
         try:
             async with aclosing(generation.run()) as deltas:
                 async for index, delta in deltas:

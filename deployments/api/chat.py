@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import Field, model_validator
 
 from deployments.api import unserved
-from deployments.api.answers import Endpoint, respond
+from deployments.api.answers import Answer, Endpoint
 from deployments.api.chat_answers import AskedOfChat, ChatCompletion, ChatWriter
 from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_function
 from deployments.api.errors import ERROR_RESPONSES
@@ -211,7 +211,7 @@ def _add_route(app: FastAPI, service: GenerationService) -> None:
         PATH, response_model=None, responses={200: {"model": ChatCompletion}, **ERROR_RESPONSES}
     )
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        return await respond(
+        return Answer(
             service,
             body.generation_request(timeout_s=request_timeout_s(request.headers)),
             partial(ChatWriter, service=service, asked=body.asked(names)),

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from deployments.api import unserved
-from deployments.api.answers import Endpoint, respond
+from deployments.api.answers import Answer, Endpoint
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.http_proxy import request_timeout_s
 from deployments.api.logprobs import (
@@ -256,7 +256,7 @@ def _add_route(app: FastAPI, service: GenerationService) -> None:
 
     @app.post(PATH, response_model=None, responses={200: {"model": Completion}, **ERROR_RESPONSES})
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        return await respond(
+        return Answer(
             service,
             body.generation_request(timeout_s=request_timeout_s(request.headers)),
             partial(CompletionWriter, request=body, names=names),

@@ -9,7 +9,7 @@ from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.sequence import Delta, GenerationParams, Sequence
 from deployments.router.tenants.keys import Tenant
-from deployments.router.tenants.slots import Place, Slots
+from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import TandemError, internal_error
 
@@ -89,9 +89,27 @@ class Completion:
 
     async def run(self, reservation: Reservation) -> None:
         """Run to the end, or clean up when cancelled; then there is room for another."""
+        loop = self._runtime.loop
         try:
             with self._place as place:
-                await self._run_in_turns(place)
+                await place.wait_first()
+                self.times.first_slot = self._clock()
+                try:
+                    while not self.sequence.is_done:
+                        place.interrupted.clear()
+                        await place.has_slot.wait()
+                        if not place.has_slot.is_set():  # it was taken away again meanwhile
+                            continue
+                        if loop.num_live == 0:
+                            self._runtime.health.progressed()  # it stood still for want of work
+                        loop.add(self.sequence)
+                        await place.interrupted.wait()
+                        if not self.sequence.is_done:
+                            await loop.suspend(self.sequence)
+                            await self._wait_for_reader()
+                finally:
+                    loop.cancel(self.sequence)
+                    place.num_used = len(self.sequence.tokens)
         except TandemError as error:
             self.sequence.fail(error)
         except Exception:  # a defect of ours; whoever waits for the text has to learn of it
@@ -100,35 +118,14 @@ class Completion:
         finally:
             reservation.release_one()
 
-    async def _run_in_turns(self, place: Place) -> None:
-        loop = self._runtime.loop
-        await place.wait_first()
-        self.times.first_slot = self._clock()
-        try:
-            while not self.sequence.is_done:
-                place.interrupted.clear()
-                await place.has_slot.wait()
-                if not place.has_slot.is_set():  # it was taken away again meanwhile
-                    continue
-                if loop.num_live == 0:
-                    self._runtime.health.progressed()  # it stood still for want of work
-                loop.add(self.sequence)
-                await place.interrupted.wait()
-                if not self.sequence.is_done:
-                    await loop.suspend(self.sequence)
-                    await self._wait_for_reader(place)
-        finally:
-            loop.cancel(self.sequence)
-            place.num_used = len(self.sequence.tokens)
-
-    async def _wait_for_reader(self, place: Place) -> None:
+    async def _wait_for_reader(self) -> None:
         """Let others have the slot while the reader is behind."""
         if self._num_unread < MAX_UNREAD or self.sequence.is_done:
             return
         self._has_room.clear()
-        place.step_aside()
+        self._place.step_aside()
         await self._has_room.wait()
-        place.step_back()
+        self._place.step_back()
 
     def _emit(self, delta: Delta | TandemError) -> None:
         self._runtime.health.progressed()

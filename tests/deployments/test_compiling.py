@@ -18,8 +18,8 @@ from tests.fakes import answer_of
 from tests.tiny_models import save_model
 from workers.cpu import compiled_step
 from workers.model import Model, load_model
-from workers.step_inputs import StepInputs
 from workers.paged_model import CacheOptions
+from workers.step_inputs import StepInputs
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest, VerifyResult
 

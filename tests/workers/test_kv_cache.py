@@ -68,6 +68,17 @@ def test_synchronise_after_full_acceptance_leaves_two_tokens() -> None:
     assert remaining == (60, 7)
 
 
+def test_synchronise_leaves_a_cache_alone_that_ends_too_early() -> None:
+    table = SequenceTable(BlockAllocator(num_blocks=8, block_size=2))
+    sequence, remaining = table.synchronise("a", 3, [4])
+    assert (sequence.cached_len, remaining, len(table)) == (0, None, 0)
+    sequence, _ = table.synchronise("a", 0, [1, 2])
+    table.reserve(sequence, 2)
+    sequence.tokens += [1, 2]
+    assert table.synchronise("a", 3, [4]) == (sequence, None)
+    assert sequence.tokens == [1, 2]
+
+
 def test_synchronise_always_leaves_the_newest_token() -> None:
     table = SequenceTable(BlockAllocator(num_blocks=8, block_size=2))
     sequence, _ = table.synchronise("a", 0, [1, 2])
@@ -101,7 +112,8 @@ def test_random_walk_keeps_integrity(seed: int) -> None:
     for _ in range(3000):
         seq_id = f"s{rng.randrange(8)}"
         action = rng.choice(["grow", "grow", "rollback", "drop"])
-        cached_len = table.cached_len(seq_id)
+        held = table._sequences.get(seq_id)
+        cached_len = held.cached_len if held else 0
         if action == "drop":
             table.drop(seq_id)
         elif action == "rollback" and cached_len:

@@ -29,9 +29,9 @@ from workers.cpu import kernel as cpu_kernel
 from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
 from workers.model import Model, load_model
-from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 from workers.paged_kernel import PagedKernel, VarlenBatch
 from workers.precision import DTYPES
+from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
 

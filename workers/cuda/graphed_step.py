@@ -16,8 +16,8 @@ from torch import Tensor
 from workers.cpu import step_probe
 from workers.errors import first_line
 from workers.model import Model
-from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 from workers.paged_kernel import VarlenBatch
+from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
 

@@ -82,9 +82,6 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         """At most k drafts for every sequence of the batch; see `run_batch`."""
         return self.run_batch(batch)
 
-    def _check(self, request: ProposeRequest) -> None:
-        """Refuse nothing: the target knows its tokens, and those unknown here are stood in for."""
-
     def _num_drafts(self, request: ProposeRequest, given_len: int) -> int:
         """How many of the drafts asked for a sequence of that length can have."""
         return max(0, min(request.k, self._paged.max_model_len - given_len))

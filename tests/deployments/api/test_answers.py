@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from deployments.api.answers import respond
+from deployments.api.answers import Answer
 from deployments.api.openai import OpenAIRequest, Usage
 from deployments.router.generation import Generation
 from deployments.router.sequence import Delta, Origin
@@ -55,7 +55,7 @@ def answering(service: GenerationService) -> FastAPI:
     @app.post("/answers", response_model=None)
     async def answer(body: Question) -> Response:
         request = body.to_request(model=body.model, prompts=[" ".join(body.words)], n=body.n)
-        return await respond(service, request, ReplyWriter, stream_options=body.used_stream_options)
+        return Answer(service, request, ReplyWriter, stream_options=body.used_stream_options)
 
     return app
 

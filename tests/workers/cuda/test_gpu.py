@@ -12,11 +12,11 @@ from tandem.decoding import Decoder
 from tandem.gpu_report.subjects import make_prompts as make_code_prompts
 from tests.tiny_models import SUPPORTED, save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.cuda.graphed_step import GraphedStep
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.step_plan import StepPlan
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from tests.tiny_models import save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
-from workers.step_inputs import LayerCache
 from workers.cpu import native
 from workers.cpu.step_probe import make_inputs
 from workers.cuda import graphed_step
 from workers.cuda.graphed_step import CacheShape, GraphedStep, Replay
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.step_inputs import LayerCache
 from workers.target import Target
 
 needs_kernel = pytest.mark.skipif(
