@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from deployments.router.admission import Admission, AdmissionLimits
+from deployments.router.admission import Admission, AdmissionLimits, Reservation
 from deployments.router.chat.message import Conversation
 from deployments.router.chat.reader import ConversationReader
 from deployments.router.chat.template import ChatTemplate
@@ -128,8 +128,15 @@ class GenerationService:
         try:
             self._check(request)
             request = self._with_tags(request)
-            async with self._admitted(request, caller, started) as generation:
-                yield generation
+            with self._admission.reserve(
+                request.num_completions, caller.tenant, num_tenants=self.keys.ring.num_tenants
+            ) as reservation:
+                generation = await self._prepare(request, caller.tenant, started, reservation)
+                try:
+                    yield generation
+                finally:
+                    generation.cancel()
+                    reservation.settle(generation.usage.num_tokens)
         except TandemError as raised:
             error = raised
             raise
@@ -137,38 +144,10 @@ class GenerationService:
             if self._log is not None:
                 self._log.write(request, caller, generation, error, started=started)
 
-    @asynccontextmanager
-    async def _admitted(
-        self, request: GenerationRequest, caller: Caller, started: float
-    ) -> AsyncIterator[Generation]:
-        tenant, num_tenants = caller.tenant, self.keys.ring.num_tenants
-        with self._admission.reserve(
-            request.num_completions, tenant, num_tenants=num_tenants
-        ) as reservation:
-            prompts = await self._read(request, tenant)
-            request = self._with_thoughts_first(request, prompts)
-            await check_grammar(
-                self._grammars, request.sampling.grammar, field=request.grammar_field
-            )
-            generation = Generation(
-                replace(request, sampling=await self._sampling(request)),
-                prompts,
-                prompt_texts=await self._prompt_texts(request, prompts),
-                tenant=tenant,
-                started=started,
-                reservation=reservation,
-                runtime=self._runtime,
-            )
-            num_new = sum(params.max_tokens for params in generation.choices)
-            reservation.charge(sum(map(len, prompts)) + num_new)
-            try:
-                yield generation
-            finally:
-                generation.cancel()
-                reservation.settle(generation.usage.num_tokens)
-
-    async def _read(self, request: GenerationRequest, tenant: Tenant) -> list[tuple[int, ...]]:
-        """The token ids of a request's prompts; raises InvalidRequestError and its subclasses."""
+    async def _prepare(
+        self, request: GenerationRequest, tenant: Tenant, started: float, reservation: Reservation
+    ) -> Generation:
+        """Read the prompts and charge the key for what is to come; raises InvalidRequestError."""
         prompts = await self._prompts.read(
             await self._conversations.read(request.prompts),
             tenant,
@@ -177,7 +156,20 @@ class GenerationService:
         )
         for prompt, asked in zip(prompts, request.prompts, strict=True):
             self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
-        return prompts
+        request = self._with_thoughts_first(request, prompts)
+        await check_grammar(self._grammars, request.sampling.grammar, field=request.grammar_field)
+        generation = Generation(
+            replace(request, sampling=await self._sampling(request)),
+            prompts,
+            prompt_texts=await self._prompt_texts(request, prompts),
+            tenant=tenant,
+            started=started,
+            reservation=reservation,
+            runtime=self._runtime,
+        )
+        num_new = sum(params.max_tokens for params in generation.choices)
+        reservation.charge(sum(map(len, prompts)) + num_new)
+        return generation
 
     def _with_tags(self, request: GenerationRequest) -> GenerationRequest:
         """A request whose texts have the special tokens by which they are read as messages."""
