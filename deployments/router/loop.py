@@ -213,6 +213,7 @@ class RoundLoop:
 
         Returns how many it has beside the next round.
         """
+        num_prefill_next = 0
         started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
         asyncio.get_running_loop().call_soon(self._digest.run)
@@ -249,8 +250,8 @@ class RoundLoop:
                 total_s=self._clock() - started,
             )
             self._digest.add(record)
-            return reply.num_prefill_tokens
-        return 0
+            num_prefill_next = reply.num_prefill_tokens
+        return num_prefill_next
 
     def _commit(
         self,
