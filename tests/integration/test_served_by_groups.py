@@ -43,10 +43,10 @@ async def test_texts_are_those_of_one_rank(
     greedy_texts: list[str],
     sampled_tokens: list[list[int]],
 ) -> None:
-    """Six streams, of which a group's blocks hold two."""
+    """Twelve streams, of which a group's blocks hold two."""
     served = deploy(**ALL_TWICE)
     assert await served_texts(served, prompts[:2], concurrency=2) == greedy_texts[:2]
-    assert await served_tokens(served, prompts[:6], concurrency=6) == sampled_tokens[:6]
+    assert await served_tokens(served, prompts[:12], concurrency=12) == sampled_tokens[:12]
     groups, drafters = await statuses(served, "TargetGroup"), await statuses(served, "DraftPool")
     assert len(groups) == len(drafters) == 2
     assert all(group.num_steps for group in groups)
