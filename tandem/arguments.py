@@ -21,6 +21,14 @@ def above_zero(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1")
+    return value
+
+
 def temperature(text: str) -> float:
     """A number from 0 to 2."""
     value = _number(text)

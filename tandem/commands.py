@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster import bundled
-from tandem.bench.cli import add_bench, with_default_subject
+from tandem.bench.cli import add_bench
 from tandem.chaos.cli import add_chaos
 from tandem.demo.grow import GrownSize, grow_to_folder
 from tandem.demo.pair import train_pair
 from tandem.load.cli import add_load
 from tandem.plan import add_plan
+from tandem.subjects import with_default_subject
 from workers.errors import TandemError
 
 logger = logging.getLogger(__name__)

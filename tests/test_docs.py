@@ -11,8 +11,8 @@ import pytest
 
 from cluster.options import AppArgs
 from tandem.__main__ import OTHERS
-from tandem.bench.cli import with_default_subject
 from tandem.commands import make_parser
+from tandem.subjects import with_default_subject
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

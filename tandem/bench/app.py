@@ -48,7 +48,7 @@ def run(options: Options) -> str:
         for rows in _repeats(options, server):
             table = markdown_table(COLUMNS, rows)
             figures = {"options": options, "rows": rows}
-            write_result(options.output, command_of("app", options), table, figures)
+            write_result(options.output, command_of("bench app", options), table, figures)
     return table
 
 

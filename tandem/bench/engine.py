@@ -76,7 +76,7 @@ def run(options: Options) -> str:
     rows = [_measure(plain, target, drafter, *step, options.repeats) for step in STEPS]
     table = format_table(rows)
     figures = {"options": options, "context_len": CONTEXT_LEN, "rows": rows}
-    write_result(options.output, command_of("engine", options), table, figures)
+    write_result(options.output, command_of("bench engine", options), table, figures)
     return table
 
 

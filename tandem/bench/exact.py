@@ -76,7 +76,7 @@ def run(options: Options) -> str:
     ]
     table = format_table(rows)
     figures = {"options": options, "rows": rows}
-    write_result(options.output, command_of("exact", options), table, figures)
+    write_result(options.output, command_of("bench exact", options), table, figures)
     return table
 
 

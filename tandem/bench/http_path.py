@@ -66,7 +66,7 @@ def run(options: Options) -> str:
         ]
     table = format_table(options, pairs)
     figures = {"options": options, "pairs": pairs}
-    write_result(options.output, command_of("http-path", options), table, figures)
+    write_result(options.output, command_of("bench http-path", options), table, figures)
     return table
 
 

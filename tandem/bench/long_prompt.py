@@ -115,7 +115,7 @@ def run(options: Options) -> str:
             measured[setting].append(_measure(server, setting, streams, long, options.alone_s))
     table = format_table(measured, num_long)
     figures = {"options": options, "rows": [_row(*each) for each in measured.items()]}
-    write_result(options.output, command_of("long-prompt", options), table, figures)
+    write_result(options.output, command_of("bench long-prompt", options), table, figures)
     return table
 
 

@@ -65,9 +65,10 @@ def make_options(options: type[T], parsed: argparse.Namespace) -> T:
     return options(**dict(_values(options, parsed)))
 
 
-def command_of(name: str, options: Any) -> str:
-    """The command line that asks for these options, defaults left out."""
-    words = ["tandem bench", name]
+def command_of(command: str, options: Any) -> str:
+    """The command line that asks for a command like `bench app` with these options, defaults left
+    out."""
+    words = ["tandem", command]
     for each in fields(options):
         value = getattr(options, each.name)
         flag = each.name.replace("_", "-")

@@ -74,7 +74,7 @@ def run(options: Options) -> str:
         ]
     table = format_table(phases)
     figures = {"options": options, "phases": phases}
-    write_result(options.output, command_of("traffic", options), table, figures)
+    write_result(options.output, command_of("bench traffic", options), table, figures)
     return table
 
 

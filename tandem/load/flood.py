@@ -1,102 +1,131 @@
-"""The key that floods: many streams, some hang up, some read slowly. A process of its own.
+"""`tandem load flood`: a quiet key's first tokens, alone and beside a flood, and memory meanwhile.
 
-So what the quiet key measures is not held up by the reading of the flood's streams.
+The flood's key may have as many completions at a time as it has streams. A few streams more than
+that are sent, so that there are always some that are refused.
 """
 
 import asyncio
-import random
-import time
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 
-from tandem.live.client import (
-    Endpoint,
-    Load,
-    RefusedError,
-    http_client,
-    stream,
-)
+import psutil
 
-MAX_PAUSE_S = 1.0
-"""How long a refused stream waits at most: a flood does not do as it is told."""
+from tandem.arguments import above_zero, share, whole
+from tandem.bench.options import command_of, option
+from tandem.bench.report import write_result
+from tandem.live.client import Endpoint, Load, answer, cancel_all, http_client
+from tandem.live.texts import make_prompts
+from tandem.load.app import AppOptions, LoadedApp, loaded_app
+from tandem.load.memory import MemoryWatch
+from tandem.load.quiet import Quiet, ask_quietly, ask_too_much
+from tandem.load.report import FloodResult, format_flood
+from tandem.load.streams import FloodReport, Streams, run_flood
+
+NUM_PROMPTS = 20
+QUIET, FLOOD = "quiet", "flood"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FloodOptions:
-    num_streams: int
-    duration_s: float
-    hang_up_share: float
-    """Of the streams that are left before their end."""
-    slow_share: float
-    """Of the streams that wait after each event."""
-    slow_s: float = 0.05
-    seed: int = 0
+class Options(AppOptions):
+    """Two keys of one app."""
+
+    streams: int = option(200, "completions that the flood's key may have at a time", type=whole)
+    over: int = option(10, "streams that it sends beyond that", type=whole)
+    duration_s: float = option(300.0, "seconds of the flood", type=above_zero)
+    max_tokens: int = option(48, "tokens of a completion", type=whole)
+    hang_ups: float = option(0.2, "the share of the flood's streams that are left", type=share)
+    slow: float = option(0.1, "the share of its readers that are slow", type=share)
+    alone: int = option(40, "requests of the quiet key before and after the flood", type=whole)
+    max_num_seqs: int = option(64, "completions that run at a time", type=whole)
+    max_queued_requests: int = option(1024, "completions that wait", type=whole)
+    max_model_len: int = option(
+        512, "tokens; caches this small are full of prompts before their growth counts", type=whole
+    )
 
 
-@dataclass(slots=True, kw_only=True)
-class FloodReport:
-    """What became of the flood's requests; times in seconds."""
+def run(options: Options) -> str:
+    """Run the flood; returns the tables. Raises LoadError where the app answers nothing alone."""
+    prompts = make_prompts("easy", NUM_PROMPTS)
+    load = Load(prompts=prompts, max_tokens=options.max_tokens, temperature=0.0)
+    keys = [{"name": QUIET}, {"name": FLOOD, "max_concurrent": options.streams}]
+    with loaded_app(
+        options,
+        keys,
+        max_num_seqs=options.max_num_seqs,
+        max_queued_requests=options.max_queued_requests,
+        max_model_len=options.max_model_len,
+    ) as app:
+        result = run_load(app, load, options)
+    tables = format_flood(result)
+    figures = {"options": options, "result": result}
+    write_result(options.output, command_of("load flood", options), tables, figures)
+    return tables
 
-    num_right: int = 0
-    num_left: int = 0
-    """Streams that the client left."""
-    wrong: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    refusals_s: list[float] = field(default_factory=list)
-    """How long each 429 took."""
+
+def run_load(app: LoadedApp, load: Load, options: Options) -> FloodResult:
+    """The quiet key alone, beside the flood, and alone again."""
+    quiet = app.endpoints[QUIET]
+    alone, beside, refusals_s = Quiet(), Quiet(), list[float]()
+    expected = asyncio.run(_texts(quiet, load))
+    asyncio.run(ask_quietly(quiet, load, expected, alone, num=options.alone))
+    memory = MemoryWatch(psutil.Process(app.server.pid))
+    flood = _beside_flood(app, load, expected, options, memory, beside, refusals_s)
+    app.server.wait_until_idle()
+    asyncio.run(ask_quietly(quiet, load, expected, alone, num=options.alone))
+    return FloodResult(
+        alone=alone,
+        beside=beside,
+        refusals_s=refusals_s,
+        flood=flood,
+        memory=memory.processes(),
+        held=app.server.held(),
+    )
 
 
-def run_flood(
-    endpoint: Endpoint, load: Load, expected: Sequence[str], options: FloodOptions
+def _beside_flood(
+    app: LoadedApp,
+    load: Load,
+    expected: Sequence[str],
+    options: Options,
+    memory: MemoryWatch,
+    quiet: Quiet,
+    refusals_s: list[float],
 ) -> FloodReport:
-    """Flood an app for a while; `expected` are the texts of the load's prompts."""
-    return asyncio.run(_flood(endpoint, load, expected, options))
+    """Run the flood in a process of its own; meanwhile others ask here, and note what they see."""
+    streams = Streams(
+        num_streams=options.streams + options.over,
+        duration_s=options.duration_s,
+        hang_up_share=options.hang_ups,
+        slow_share=options.slow,
+    )
+    loud = app.endpoints[FLOOD]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        future = pool.submit(run_flood, loud, load, expected, streams)
+
+        async def ask_until_it_ends() -> FloodReport:
+            works = (
+                memory.watch(),
+                ask_quietly(app.endpoints[QUIET], load, expected, quiet),
+                ask_too_much(loud, load, refusals_s),
+            )
+            tasks = [asyncio.create_task(work) for work in works]
+            try:
+                report = await asyncio.wrap_future(future)
+                for task in tasks:
+                    if task.done():
+                        task.result()  # raises what has ended it too early
+                return report
+            finally:
+                await cancel_all(tasks)
+
+        return asyncio.run(ask_until_it_ends())
 
 
-async def _flood(
-    endpoint: Endpoint, load: Load, expected: Sequence[str], options: FloodOptions
-) -> FloodReport:
-    report = FloodReport()
-    until_s = time.perf_counter() + options.duration_s
-
+async def _texts(endpoint: Endpoint, load: Load) -> list[str]:
+    """The text of each prompt, one after the other; raises LoadError."""
     async with http_client(endpoint) as client:
-
-        async def keep_asking(number: int) -> None:
-            rng = random.Random(f"{options.seed}-{number}")
-            while time.perf_counter() < until_s:
-                index = rng.randrange(len(load.prompts))
-                num_read = rng.randrange(12) if rng.random() < options.hang_up_share else None
-                pause_s = options.slow_s if rng.random() < options.slow_share else 0.0
-                sent_s = time.perf_counter()
-                try:
-                    text = await read(index, num_read, pause_s)
-                except RefusedError as refusal:
-                    report.refusals_s.append(time.perf_counter() - sent_s)
-                    await asyncio.sleep(min(MAX_PAUSE_S, refusal.retry_after_s))
-                    continue
-                except Exception as error:  # whatever it is, it is told
-                    report.errors.append(repr(error)[:300])
-                    continue
-                if text is None:
-                    report.num_left += 1
-                elif text == expected[index]:
-                    report.num_right += 1
-                else:
-                    report.wrong.append(text)
-
-        async def read(index: int, num_read: int | None, pause_s: float) -> str | None:
-            """The whole text; None if it was left after so many events."""
-            text = ""
-            async with aclosing(stream(client, endpoint, load, index)) as events:
-                async for event in events:
-                    if num_read is not None and num_read <= 0:
-                        return None
-                    num_read = None if num_read is None else num_read - 1
-                    text += event.text
-                    if pause_s:
-                        await asyncio.sleep(pause_s)
-            return text
-
-        await asyncio.gather(*[keep_asking(number) for number in range(options.num_streams)])
-    return report
+        return [
+            (await answer(client, endpoint, load, index)).text for index in range(len(load.prompts))
+        ]

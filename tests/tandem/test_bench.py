@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cluster import bundled
 from tandem.__main__ import main
 from tandem.bench import app, engine, exact, http_path, long_prompt, traffic
-from tandem.bench.cli import SUBJECTS, with_default_subject
+from tandem.bench.cli import SUBJECTS
 from tandem.bench.options import LoadOptions, command_of
 from tandem.bench.report import machine_name, percentiles, write_result
 from tandem.bench.rows import COLUMNS, Sample, Setting, make_rows, make_settings
 from tandem.live.client import Answer, Endpoint, Event, Load, LoadResult, Usage
 from tandem.live.counters import Counters, parse_counters
 from tandem.live.texts import KINDS, make_long_text, make_prompts
+from tandem.subjects import with_default_subject
 from tests.tiny_models import save_model
 from workers.errors import ConfigError
 
@@ -35,6 +36,8 @@ class TestCommandLine:
             (["bench", "--gammas", "0"], ["bench", "app", "--gammas", "0"]),
             (["bench", "engine", "--repeats", "1"], ["bench", "engine", "--repeats", "1"]),
             (["bench", "--help"], ["bench", "--help"]),
+            (["load", "--alone", "9"], ["load", "flood", "--alone", "9"]),
+            (["load", "cancels"], ["load", "cancels"]),
             (["demo-train", "--output", "x"], ["demo-train", "--output", "x"]),
         ],
     )
@@ -91,7 +94,7 @@ class TestCommandLine:
         monkeypatch.setattr(f"tandem.bench.{name}.run", lambda options: asked.append(options) or "")
         words = [subject, "--max-tokens", "7"] if subject != "engine" else [subject]
         assert main(["bench", *words, "--no-compile", "--target", "t"]) == 0
-        command = command_of(subject, asked[0])
+        command = command_of(f"bench {subject}", asked[0])
         assert command.split()[:3] == ["tandem", "bench", subject]
         assert main(command.split()[1:]) == 0
         assert asked[0] == asked[1] != replace(asked[0], compile=True)
