@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from workers.errors import KVCacheExhaustedError
 from workers.kv_cache import CachedSequence, SequenceTable
+from workers.prompt_turns import PromptTurns
 from workers.types import TokenLogprobs, WorkRequest, is_prefill_len
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
@@ -26,16 +27,31 @@ class WorkItem(Generic[RequestT]):
 
     @property
     def is_prefill(self) -> bool:
-        return is_prefill_len(len(self.remaining))
+        return is_prefill_len(self.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens still to run."""
+        return len(self.remaining)
+
+    @property
+    def tenant(self) -> str:
+        return self.request.tenant
+
+    @property
+    def weight(self) -> float:
+        return self.request.weight
 
 
 class Backlog(Generic[RequestT]):
     """At most one item per sequence."""
 
-    def __init__(self, sequences: SequenceTable) -> None:
+    def __init__(self, sequences: SequenceTable, *, turn_len: int) -> None:
+        """`turn_len`: after so many tokens of a long prompt it is another tenant's turn."""
         self._sequences = sequences
         self._items: dict[str, WorkItem[RequestT]] = {}
         self._preempted: list[str] = []
+        self._turns = PromptTurns(turn_len)
         self.num_preemptions = 0
         """Sequences that lost their cache to others, since the start."""
 
@@ -59,10 +75,15 @@ class Backlog(Generic[RequestT]):
         self._items[item.sequence.seq_id] = item
 
     def in_turn(self) -> list[WorkItem[RequestT]]:
-        """Short work first, so that prefills never hold up running streams; then oldest first."""
-        return sorted(
-            self._items.values(), key=lambda item: (item.is_prefill, item.sequence.arrival)
-        )
+        """Short work first, so that prefills never hold up running streams; prefills by the turns
+        of their tenants. What is alike in that is run in the order of its arrival."""
+        items = sorted(self._items.values(), key=lambda item: item.sequence.arrival)
+        short = [item for item in items if not item.is_prefill]
+        return short + self._turns.in_turn(item for item in items if item.is_prefill)
+
+    def charge(self, item: WorkItem[RequestT], num_tokens: int) -> None:
+        """So many tokens of a prefill are run in its tenant's turn."""
+        self._turns.ran(item, num_tokens)
 
     def discard(self, seq_id: str) -> bool:
         """Forget a sequence's work, not its cache; whether there was any."""

@@ -1,6 +1,7 @@
 """What of the backlog the next step runs: one rule for target and drafter.
 
-Every short request is served whole; prefills then share what is left of the step's token budget.
+Every short request is served whole; prefills then share what is left of the step's token budget,
+by the turns of those whose they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -87,5 +88,7 @@ def schedule(
             )
             runs.append(run)
             num_tokens += num_given + run.num_draft_slots
-            has_prefill |= item.is_prefill
+            if item.is_prefill:
+                has_prefill = True
+                backlog.charge(item, num_given)
     return runs

@@ -62,7 +62,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             BlockAllocator(self._paged.num_blocks, cache.block_size),
             with_prefixes=cache.prefix_caching,
         )
-        self._backlog: Backlog[RequestT] = Backlog(self._sequences)
+        self._backlog: Backlog[RequestT] = Backlog(self._sequences, turn_len=max_batched_tokens)
         self._max_batched_tokens = max_batched_tokens
         self._clock = clock
         self._grammars = GrammarMasks(

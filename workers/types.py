@@ -158,6 +158,10 @@ class WorkRequest:
     seed: int = 0
     cache_salt: str = ""
     """Prompts share cached prefixes with those of the same salt only."""
+    tenant: str = ""
+    """Whose sequence it is: prompts of several tenants take turns."""
+    weight: float = 1.0
+    """The tenant's share of what is run of prompts, next to the weights of others; above 0."""
 
     @property
     def given_tokens(self) -> tuple[int, ...]:

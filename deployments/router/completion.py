@@ -8,7 +8,6 @@ from deployments.router.admission import Reservation
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.sequence import Delta, GenerationParams, Sequence
-from deployments.router.tenants.keys import Tenant
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import TandemError, internal_error
@@ -57,7 +56,6 @@ class Completion:
         seq_id: str,
         params: GenerationParams,
         *,
-        tenant: Tenant,
         priority: int,
         deltas: Deltas,
         runtime: Runtime,
@@ -71,7 +69,7 @@ class Completion:
         self._has_room = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._place = runtime.slots.queue(
-            tenant, priority=priority, num_tokens=len(params.prompt) + params.max_tokens
+            params.tenant, priority=priority, num_tokens=len(params.prompt) + params.max_tokens
         )
         self.sequence = Sequence.open(
             seq_id,

@@ -59,6 +59,7 @@ def choices_of(
     prompts: Sequence[tuple[int, ...]],
     prompt_texts: Sequence[tuple[str, ...]] = (),
     *,
+    tenant: Tenant,
     max_model_len: int,
 ) -> tuple[GenerationParams, ...]:
     """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped.
@@ -86,6 +87,7 @@ def choices_of(
             prompt_texts=texts,
             drafter=request.drafter,
             max_gamma=request.max_gamma,
+            tenant=tenant,
         )
         for prompt, texts in zip_longest(prompts, prompt_texts, fillvalue=())
         for index in range(request.num_choices)
@@ -117,13 +119,12 @@ class Generation:
         """
         self.id = uuid.uuid4().hex
         self.choices = choices_of(
-            request, prompts, prompt_texts, max_model_len=runtime.max_model_len
+            request, prompts, prompt_texts, tenant=tenant, max_model_len=runtime.max_model_len
         )
         self._num_made, self._num_wanted = request.num_choices, request.n
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self.started = started
         self._timeout_s = request.timeout_s
-        self._tenant = tenant
         self._priority = request.priority
         self._reservation = reservation
         self._runtime = runtime
@@ -212,7 +213,6 @@ class Generation:
             index,
             f"{self.id}-{index}",
             params,
-            tenant=self._tenant,
             priority=self._priority,
             deltas=deltas,
             runtime=self._runtime,

@@ -54,6 +54,8 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
         sampling=params.sampling,
         seed=params.seed,
         cache_salt=params.cache_salt,
+        tenant=params.tenant.name,
+        weight=params.tenant.weight,
         num_logprobs=params.num_logprobs,
         num_prompt_logprobs=params.num_prompt_logprobs if sequence.needs_prompt_logprobs else None,
     )

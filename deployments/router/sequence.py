@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.suspicion import Suspicion
+from deployments.router.tenants.keys import ANYBODY, Tenant
 from deployments.router.text import CompletionText, Decoder
 from workers.errors import TandemError
 from workers.types import SamplingParams, TokenLogprobs
@@ -55,6 +56,8 @@ class GenerationParams:
     """The only drafter that may draft for it; None for any."""
     max_gamma: int | None = None
     """Draft tokens of a round at most; None for no limit of its own."""
+    tenant: Tenant = ANYBODY
+    """Whose it is: tenants share a router's slots and take turns with their prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

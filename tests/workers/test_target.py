@@ -189,6 +189,29 @@ def test_a_long_prompt_is_cut_and_short_work_goes_first(tiny_model: Callable[...
     assert answered == [["short"], ["short"], ["short"], ["short", "long"]]
 
 
+def test_prompts_of_several_tenants_take_turns(tiny_model: Callable[..., Model]) -> None:
+    """One that comes to a target that has many of another's is answered next."""
+    target = Target(tiny_model("llama"), CACHE, max_batched_tokens=64)
+
+    def ask(seq_id: str, tenant: str) -> None:
+        prompt = tuple(make_prompt(len(seq_id), 60))
+        target.submit(
+            VerifyRequest(
+                seq_id=seq_id, base_len=0, new_tokens=prompt, prompt_len=60, tenant=tenant
+            )
+        )
+
+    for number in range(5):
+        ask(f"flood-{number}", "flood")
+    target.step()  # the first, and the beginning of the second
+    ask("quiet", "quiet")
+    answered = []
+    while target.num_waiting:
+        answered += [result.seq_id for result in target.step()[0]]
+    assert answered[0] == "quiet"
+    assert answered[1:] == [f"flood-{number}" for number in range(1, 5)]
+
+
 def test_drafts_that_are_no_tokens_of_the_target_are_dropped(
     tiny_model: Callable[..., Model],
 ) -> None:

@@ -212,6 +212,8 @@ class PooledDrafter:
             sampling=sequence.params.sampling,
             seed=sequence.params.seed,
             cache_salt=sequence.params.cache_salt,
+            tenant=sequence.params.tenant.name,
+            weight=sequence.params.tenant.weight,
         )
 
 

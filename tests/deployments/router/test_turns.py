@@ -140,6 +140,19 @@ class TestFairness:
             assert [await task for task in floods] == [expected] * 20
             await serving.wait_until_nothing_is_held()
 
+    async def test_workers_are_told_whose_a_sequence_is(self, models: Models) -> None:
+        """Their prompts take turns by that."""
+        carol = Caller(tenant=Tenant(name="carol", weight=3.0))
+        request = generation_request(max_tokens=40)
+        async with local_serving(models.target) as serving:
+            async with serving.service.open(request, carol) as generation:
+                await generation.complete()
+            assert serving.targets.calls
+            assert serving.drafts.calls
+            calls = serving.targets.calls + serving.drafts.calls
+        asked = [request for call in calls for request in call]
+        assert {(request.tenant, request.weight) for request in asked} == {("carol", 3.0)}
+
     async def test_a_flood_leaves_room_in_the_queue(self, models: Models) -> None:
         async with local_serving(
             models.target, max_running=2, max_waiting=18, keys=two_keys()
