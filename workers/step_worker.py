@@ -1,6 +1,7 @@
 """What target and drafter have in common: work arrives at any time and is done step by step."""
 
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -13,7 +14,12 @@ from torch import Tensor
 
 from workers.backlog import Backlog, WorkItem
 from workers.cpu import step_threads
-from workers.errors import ContextLengthError, KVCacheExhaustedError, TandemError
+from workers.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    KVCacheExhaustedError,
+    TandemError,
+)
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_masks import GrammarMasks
 from workers.kv_cache import BlockAllocator, SequenceTable
@@ -228,7 +234,10 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return results + self._take_failed()
 
     def _check(self, request: RequestT) -> None:
-        """Raise ContextLengthError if the sequence could never fit."""
+        """Raise ContextLengthError if the sequence can never fit, InvalidRequestError for a weight
+        by which no turns can be taken."""
+        if not 0 < request.weight < math.inf:
+            raise InvalidRequestError(f"weight is {request.weight}; it must be a number above 0")
         num_given = len(request.given_tokens)
         length, limit = request.base_len + num_given, self._paged.max_model_len
         if not request.new_tokens or length > limit:

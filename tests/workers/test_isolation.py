@@ -76,6 +76,8 @@ BAD: dict[str, dict[str, Any]] = {
     "too long": {"new_tokens": (5,) * 1000},
     "no token": {"new_tokens": ()},
     "drafts asked for": {"next_k": 2},
+    "no weight": {"new_tokens": (5,) * 20, "weight": 0.0},
+    "a weight that is no number": {"new_tokens": (5,) * 20, "weight": math.nan},
 }
 
 
