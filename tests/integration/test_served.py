@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
-from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest
+from deployments.api.tandem_pb2 import ChatMessage, ChatRequest, GenerateChunk, GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tests.integration.conftest import (
     METRICS_REPORT_MS,
@@ -139,6 +139,26 @@ class TestClients:
         assert "".join(chunk.text for chunk in chunks) == greedy_texts[1]
         assert len(chunks) > 5
         assert whole.usage.accepted_prediction_tokens > 0
+
+    async def test_grpc_chats_equal_those_of_http(self, served: Served) -> None:
+        message = {"role": "user", "content": "A class for a stack."}
+        fields = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+        async with served.openai() as client:
+            chat = await client.chat.completions.create(
+                model=MODEL,
+                messages=[message],  # type: ignore[list-item]
+                extra_body=fields,
+            )
+        asked = ChatRequest(messages=[ChatMessage(**message)], **fields)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+            stub = GenerationStub(channel)
+            whole = await stub.Chat(asked, timeout=60)
+            chunks = [chunk async for chunk in stub.ChatStream(asked, timeout=60)]
+        (choice,) = whole.choices
+        assert choice.message.content == chat.choices[0].message.content
+        assert "".join(chunk.content for chunk in chunks) == choice.message.content
+        assert len(chunks) > 5
+        assert whole.usage.completion_tokens == NUM_TOKENS
 
     def test_errors_come_through(self, served: Served, http: httpx.Client) -> None:
         response = http.post("/v1/completions", json=request("a", temperature=9))

@@ -1,6 +1,10 @@
 """What only Serve's own proxies can show: what becomes of hostile headers, bodies and messages."""
 
+import asyncio
+import json
+import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -24,6 +28,12 @@ from deployments.api.tandem_pb2_grpc import GenerationStub
 from tests.integration.conftest import MODEL, Deploy, Served, request
 
 SERVICE = "tandem.v1.Generation"
+NUM_SLOW = 10
+NUM_LONG = 400
+"""Tokens of a text that fits into no buffer between the proxy and its client."""
+SMALL_BUFFER = 2048
+BUFFERED = 150_000
+"""Bytes that the proxy and the system keep of an answer whose client does not read."""
 
 
 @pytest.fixture
@@ -76,6 +86,47 @@ def test_it_is_healthy_and_ready(served: Served, http: httpx.Client) -> None:
         assert http.get(f"{served.url}{path}").status_code == 200
         head = http.head(f"{served.url}{path}")
         assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_clients_that_stop_reading_hold_nobody_up(served: Served) -> None:
+    """Nor do they hold a place, or blocks: their texts wait for them in Serve's proxy."""
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(reading_little(served)) for _ in range(NUM_SLOW)]
+        async with served.openai() as client:
+            completion = await client.completions.create(**request("def f("))
+        assert completion.choices[0].text
+        await served.wait_until_nothing_is_held()
+        text = await streams[-1].read()
+    assert text.count(b'"text":') == NUM_LONG
+    assert text.count(b"data: [DONE]") == 1
+    assert len(text) > BUFFERED
+
+
+@asynccontextmanager
+async def reading_little(served: Served) -> AsyncIterator[asyncio.StreamReader]:
+    """A client of a long text with hardly any buffers, which has read its first bytes only."""
+    asked = request(
+        "def f(",
+        max_tokens=NUM_LONG,
+        ignore_eos=True,
+        stream=True,
+        logprobs=5,
+        speculation={"mode": "off"},  # an event for each token
+    )
+    body = json.dumps(asked).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", served.http_port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=SMALL_BUFFER)
+        writer.write(head.encode() + body)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        yield reader
+        writer.close()
 
 
 async def test_a_message_that_is_no_request_is_told_so(served: Served) -> None:
