@@ -81,14 +81,21 @@ class ChatCompletionRequest(OpenAIRequest):
         ToolChoice,
         Field(
             description="With none, the model is not told of the tools, and calls are not looked "
-            "for. To force a call is not served yet."
+            "for. With required, the answer is one or more calls of tools and nothing else; with a "
+            "function, one call of that."
         ),
-        Takes("auto or none"),
+        Takes(
+            'auto, none, required or {"type": "function", "function": {"name": ...}}; over gRPC '
+            "the object as JSON"
+        ),
         Grpc(51),
     ] = "auto"
     parallel_tool_calls: Annotated[
         bool,
-        Field(description="If false, calls after the first are left out of the answer."),
+        Field(
+            description="If false, the answer has one call at most: if it is forced to call, no "
+            "other is written, else calls after the first are left out."
+        ),
         Grpc(52),
     ] = True
     add_generation_prompt: Annotated[
@@ -156,18 +163,25 @@ class ChatCompletionRequest(OpenAIRequest):
         if choice in ("none", "auto"):
             return self
         names = [tool["function"]["name"] for tool in self.tools]
-        name = named_function(choice)
-        if not names or (name is not None and name not in names):
+        if not names:
             raise field_error(
                 "tool_choice",
-                f"tool_choice is {brief(choice)}, but tools has no such function; add it to tools",
+                f"tool_choice is {brief(choice)}, but there are no tools; send tools with it",
             )
-        # A forced call needs a grammar of the calls' format, by which the target samples.
-        raise field_error(
-            "tool_choice",
-            f"tool_choice is {brief(choice)}: to force a call is not served yet; leave it out or "
-            'send "auto" or "none"',
-        )
+        name = named_function(choice)
+        if name is not None and name not in names:
+            raise field_error(
+                "tool_choice",
+                f"tool_choice is the function {brief(name)}, but tools has none of that name; "
+                "add it to tools, or choose one of them",
+            )
+        if self.grammar_field is not None:
+            raise field_error(
+                "tool_choice",
+                f"tool_choice is {brief(choice)} and {self.grammar_field} is given: both say what "
+                "the whole answer is; leave one of them out",
+            )
+        return self
 
     def generation_request(self, *, timeout_s: float | None = None) -> GenerationRequest:
         request = self.to_request(
@@ -182,6 +196,8 @@ class ChatCompletionRequest(OpenAIRequest):
             messages=tuple(message.to_message() for message in self.messages),
             tools=() if self.tool_choice == "none" else tuple(self.tools),
             parallel_tool_calls=self.parallel_tool_calls,
+            must_call=self.tool_choice not in ("none", "auto"),
+            named_function=named_function(self.tool_choice),
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             template_kwargs=self._template_kwargs(),

@@ -10,7 +10,7 @@ from deployments.api.grpc_fields import given_fields, plain
 from deployments.api.validation import brief
 from deployments.router.chat.message import ToolCall
 from deployments.router.chat.text import MessageFormat, MessageText
-from deployments.router.sequence import Delta, FinishReason
+from deployments.router.sequence import Delta
 from workers.errors import InvalidRequestError
 
 
@@ -20,6 +20,8 @@ def chat_fields(request: tandem_pb2.ChatRequest) -> dict[str, Any]:
     fields["messages"] = [plain(message) for message in request.messages]
     if request.tools:
         fields["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
+    if request.tool_choice.startswith("{"):
+        fields["tool_choice"] = _object("tool_choice", request.tool_choice)
     if request.chat_template_kwargs:
         fields["chat_template_kwargs"] = _object(
             "chat_template_kwargs", request.chat_template_kwargs
@@ -60,11 +62,11 @@ class Messages:
         )
 
     def _parts(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What is said beside the message. The reason is `tool_calls` where it has some."""
+        """What is said beside the message."""
         parts = parts_of(delta)
         del parts["text"]
-        if delta.finish_reason is FinishReason.STOP and self._texts[index].num_tool_calls:
-            parts["finish_reason"] = "tool_calls"
+        if delta.finish_reason is not None:
+            parts["finish_reason"] = self._texts[index].finish_reason(delta.finish_reason)
         return parts
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from deployments.router.admission import Admission, AdmissionLimits
-from deployments.router.chat.message import Conversation
+from deployments.router.chat.message import TOOLS_FIELD, Conversation
 from deployments.router.chat.reader import ConversationReader
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.chat.text import MessageFormat
@@ -29,6 +29,7 @@ from deployments.router.tenants.keys import Keys, Tenant
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
+from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.types import SamplingParams, WorkerInfo
 
@@ -146,7 +147,7 @@ class GenerationService:
             request.num_completions, tenant, num_tenants=num_tenants
         ) as reservation:
             prompts = await self._read(request, tenant)
-            request = self._with_thoughts_first(request, prompts)
+            request = self._with_thoughts_first(self._with_forced_calls(request), prompts)
             await check_grammar(
                 self._grammars, request.sampling.grammar, field=request.grammar_field
             )
@@ -187,6 +188,21 @@ class GenerationService:
             for prompt in request.prompts
         )
         return replace(request, skip_special_tokens=False) if are_needed else request
+
+    def _with_forced_calls(self, request: GenerationRequest) -> GenerationRequest:
+        """A request whose grammar leaves nothing but calls, where its client forces some."""
+        asked, template = request.prompts[0], self.model.chat_template
+        if not isinstance(asked, Conversation) or not asked.must_call:
+            return request
+        assert template is not None
+        try:
+            grammar = Grammar.tool_calls(template.forced_calls(asked))
+        except RecursionError:
+            raise InvalidRequestError(
+                "tools has a schema that is nested too deeply", field=TOOLS_FIELD
+            ) from None
+        sampling = replace(request.sampling, grammar=grammar)
+        return replace(request, sampling=sampling, grammar_field=TOOLS_FIELD)
 
     def _with_thoughts_first(
         self, request: GenerationRequest, prompts: Sequence[Sequence[int]]
