@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from deployments.api import unserved
 from deployments.api.answers import Endpoint, respond
 from deployments.api.chat_answers import AskedOfChat, ChatCompletion, ChatWriter
-from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_function
+from deployments.api.chat_messages import ToolChoice, named_function
+from deployments.api.conversation_fields import ConversationFields
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.fields import MAX_LOGPROBS
 from deployments.api.http_proxy import request_timeout_s
@@ -30,18 +31,9 @@ MAX_TOKENS = (
 )
 
 
-class ChatCompletionRequest(OpenAIRequest):
+class ChatCompletionRequest(OpenAIRequest, ConversationFields):
     """OpenAI's fields, those that completions have beside them, and those of chat templates."""
 
-    messages: Annotated[
-        Messages,
-        Field(min_length=1, description="The conversation so far, for the chat template."),
-        Takes(
-            "a list of messages, each with a `role` (system, developer, user, assistant or tool), "
-            "`content` (a string or a list of parts of the type text), and with `name`, "
-            "`tool_calls`, `tool_call_id`, `reasoning_content` where they belong"
-        ),
-    ]
     max_tokens: Annotated[
         int | None,
         Field(ge=1, le=MAX_INTEGER, description=MAX_TOKENS),
@@ -68,15 +60,6 @@ class ChatCompletionRequest(OpenAIRequest):
         ),
         Grpc(58),
     ] = None
-    tools: Annotated[
-        Tools,
-        Field(
-            description="Functions that the model may call. The chat template tells the model of "
-            "them.",
-            default_factory=list,
-        ),
-        Takes("a list of at most 128 tools of the type function, as OpenAI has them"),
-    ]
     tool_choice: Annotated[
         ToolChoice,
         Field(
@@ -98,25 +81,6 @@ class ChatCompletionRequest(OpenAIRequest):
         ),
         Grpc(52),
     ] = True
-    add_generation_prompt: Annotated[
-        bool, Field(description="Whether the prompt ends with the opening of an answer."), Grpc(53)
-    ] = True
-    continue_final_message: Annotated[
-        bool,
-        Field(
-            description="If true, the answer continues the last message; add_generation_prompt has "
-            "to be false."
-        ),
-        Grpc(54),
-    ] = False
-    chat_template_kwargs: Annotated[
-        dict[str, Any],
-        Field(
-            description="Further variables of the chat template, like enable_thinking.",
-            default_factory=dict,
-        ),
-        Takes("an object"),
-    ]
     reasoning_effort: Annotated[
         str | None,
         Field(
@@ -148,12 +112,6 @@ class ChatCompletionRequest(OpenAIRequest):
             raise field_error(
                 "top_logprobs",
                 f"top_logprobs is {self.top_logprobs}, but logprobs is not true; send it with it",
-            )
-        if self.continue_final_message and self.add_generation_prompt:
-            raise field_error(
-                "continue_final_message",
-                "continue_final_message is true, but so is add_generation_prompt, which begins a "
-                "new message; send add_generation_prompt false with it",
             )
         return self
 
@@ -192,15 +150,12 @@ class ChatCompletionRequest(OpenAIRequest):
         return replace(request, max_tokens=self.max_completion_tokens)
 
     def conversation(self) -> Conversation:
-        return Conversation(
-            messages=tuple(message.to_message() for message in self.messages),
+        return replace(
+            super().conversation(),
             tools=() if self.tool_choice == "none" else tuple(self.tools),
             parallel_tool_calls=self.parallel_tool_calls,
             must_call=self.tool_choice not in ("none", "auto"),
             named_function=named_function(self.tool_choice),
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            template_kwargs=self._template_kwargs(),
         )
 
     def asked(self, names: TokenNames) -> AskedOfChat:
@@ -213,11 +168,11 @@ class ChatCompletionRequest(OpenAIRequest):
             name=names.name,
         )
 
-    def _template_kwargs(self) -> Mapping[str, Any]:
-        """Variables that the client has set; those of OpenAI's fields, too, under their names."""
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """Those of OpenAI's fields, too, under their names."""
         named = ("reasoning_effort", "tool_choice", "parallel_tool_calls")
         given = {name: getattr(self, name) for name in named if name in self.model_fields_set}
-        return {**given, **self.chat_template_kwargs}
+        return {**given, **super().template_kwargs()}
 
 
 def _add_route(app: FastAPI, service: GenerationService) -> None:

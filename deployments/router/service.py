@@ -236,9 +236,20 @@ class GenerationService:
             list(prompt[-NUM_END_TOKENS:]), skip_special_tokens=False
         )
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The token ids of a text, which need not fit the context; see PromptReader.tokenize."""
-        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+    async def tokenize(
+        self, prompt: str | Conversation, *, add_special_tokens: bool | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of a text or a conversation, which need not fit the context.
+
+        Args:
+            add_special_tokens: whether the tokenizer adds its own, such as one that begins texts;
+                None for what a completion of the prompt does.
+        """
+        if isinstance(prompt, Conversation):
+            add = False if add_special_tokens is None else add_special_tokens
+            return await self._conversations.tokenize(prompt, add_special_tokens=add)
+        add = True if add_special_tokens is None else add_special_tokens
+        return await self._prompts.tokenize(prompt, add_special_tokens=add)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; raises InvalidRequestError for an id that the model has not."""
