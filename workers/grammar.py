@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+from workers.tool_call_grammar import ToolCalls
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +20,8 @@ class Grammar:
 
     kind: GrammarKind
     source: str
-    """A JSON schema, a regular expression, a JSON list of strings, or a grammar in Lark's syntax,
-    by `kind`."""
+    """A JSON schema, a regular expression, a JSON list of strings, a grammar in Lark's syntax, or
+    the text of ToolCalls, by `kind`."""
     starts_after: str = ""
     """The grammar holds behind the first time that the completion has this text, "</think>" say,
     and some spaces; any text may come before. Empty for the whole of the completion."""
@@ -53,3 +55,8 @@ class Grammar:
     def lark(cls, rules: str, *, starts_after: str = "") -> Self:
         """Text that the rule `start` of a context-free grammar derives."""
         return cls(kind="lark", source=rules, starts_after=starts_after)
+
+    @classmethod
+    def tool_calls(cls, calls: ToolCalls, *, starts_after: str = "") -> Self:
+        """Nothing but calls of functions; raises RecursionError as `source` of ToolCalls does."""
+        return cls(kind="tool_calls", source=calls.source(), starts_after=starts_after)

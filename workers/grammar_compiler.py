@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from workers.errors import GenerationFailedError, InvalidRequestError, first_line
 from workers.grammar import Grammar
 from workers.grammar_matcher import OutputMatcher
+from workers.tool_call_grammar import ToolCalls
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -90,7 +91,7 @@ class GrammarCompiler:
         serialized = serialize(grammar, self._special_tokens(vocabulary, grammar))
         matcher = LLMatcher(vocabulary, serialized, limits=limits, log_level=0)
         if matcher.is_error():
-            raise _refused(matcher.get_error())
+            raise _refused(_with_function(vocabulary, grammar) or matcher.get_error())
         try:
             is_possible = any(self._follow(matcher.deep_copy()).allowed())
         except GenerationFailedError as error:
@@ -104,9 +105,10 @@ class GrammarCompiler:
 
     def _special_tokens(self, vocabulary: "LLTokenizer", grammar: Grammar) -> dict[str, int]:
         """The ids of those tags that are special tokens, which are no text to the library."""
-        if not grammar.starts_after:
+        tags = _tags(grammar)
+        if not tags:
             return {}
-        ids = {tag: self._load_tokenizer_backend().token_to_id(tag) for tag in _tags(grammar)}
+        ids = {tag: self._load_tokenizer_backend().token_to_id(tag) for tag in tags}
         return {
             tag: token
             for tag, token in ids.items()
@@ -162,31 +164,37 @@ def check_size(grammar: Grammar) -> None:
 
 def serialize(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
     """A grammar as the library takes it; raises InvalidRequestError."""
-    try:
-        body = _body(grammar)
-    except ValueError as error:
-        raise _refused(first_line(error)) from None
-    if not grammar.starts_after:
-        return json.dumps({"grammars": [body]})
-    whole = _thoughts_first(grammar, special_tokens)
-    return json.dumps({"grammars": [{"lark_grammar": whole}, {**body, "name": "body"}]})
-
-
-def _thoughts_first(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
-    """The rules of a grammar that does not start at once, in Lark's syntax."""
     names = {
         tag: f"<[{special_tokens[tag]}]>"
         if tag in special_tokens
         else json.dumps(tag, ensure_ascii=False)
         for tag in _tags(grammar)
     }
+    try:
+        first, *others = _body(grammar, names)
+    except ValueError as error:
+        raise _refused(first_line(error)) from None
+    if not grammar.starts_after:
+        return json.dumps({"grammars": [first, *others]})
+    rules = _thoughts_first(grammar, names, is_special=grammar.starts_after in special_tokens)
+    whole = {"lark_grammar": rules}
+    return json.dumps({"grammars": [whole, {**first, "name": "body"}, *others]})
+
+
+def _thoughts_first(grammar: Grammar, names: Mapping[str, str], *, is_special: bool) -> str:
+    """The rules of a grammar that does not start at once, in Lark's syntax.
+
+    Args:
+        names: what stands for each tag there.
+        is_special: whether the tag that it starts after is a special token.
+    """
     closing = names[grammar.starts_after]
     rules = [
         "start: before? @body" if grammar.opening else "start: before @body",
         f"before: {names.get(grammar.opening, '')} rest SPACE?",
         "SPACE: /[ \\t\\r\\n]{1,8}/",
     ]
-    if grammar.starts_after in special_tokens:
+    if is_special:
         rules += [f"rest: TEXT? {closing}", "TEXT: /(?s:.+)/"]
     else:
         rules.append(f"rest[suffix={closing}]: /(?s:.*)/")
@@ -194,29 +202,48 @@ def _thoughts_first(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
 
 
 def _tags(grammar: Grammar) -> tuple[str, ...]:
-    return tuple(tag for tag in (grammar.opening, grammar.starts_after) if tag)
+    """Texts of a grammar that may be special tokens."""
+    in_body = ToolCalls.of_source(grammar.source).tags if grammar.kind == "tool_calls" else ()
+    return tuple(tag for tag in (grammar.opening, grammar.starts_after, *in_body) if tag)
 
 
-def _body(grammar: Grammar) -> dict[str, Any]:
-    """One entry of the library's list of grammars."""
+def _body(grammar: Grammar, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Entries of the library's list of grammars, of which the first refers to the others."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
     match grammar.kind:
         case "json_schema":
             schema = json.loads(grammar.source)
-            return {"json_schema": schema}
+            return [{"json_schema": schema}]
         case "regex":
             serialized = LLMatcher.grammar_from_regex(grammar.source)
             entry: dict[str, Any] = json.loads(serialized)["grammars"][0]
-            return entry
+            return [entry]
         case "choice":
             texts = " | ".join(
                 json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source)
             )
-            return {"lark_grammar": f"start: CHOICE\nCHOICE: {texts}\n"}
+            return [{"lark_grammar": f"start: CHOICE\nCHOICE: {texts}\n"}]
         case "lark":
-            return {"lark_grammar": any_to_lark(grammar.source)}
+            return [{"lark_grammar": any_to_lark(grammar.source)}]
+        case "tool_calls":
+            return ToolCalls.of_source(grammar.source).grammars(names)
+
+
+def _with_function(vocabulary: "LLTokenizer", grammar: Grammar) -> str | None:
+    """Why calls cannot be followed, with the function whose arguments are at fault; None if none
+    is."""
+    from llguidance import LLMatcher
+
+    if grammar.kind != "tool_calls":
+        return None
+    for call in ToolCalls.of_source(grammar.source).calls:
+        serialized = json.dumps({"grammars": [{"json_schema": call.schema}]})
+        matcher = LLMatcher(vocabulary, serialized, log_level=0)
+        if matcher.is_error():
+            return f"the parameters of {call.function!r}: {matcher.get_error()}"
+    return None
 
 
 def _refused(reason: str) -> InvalidRequestError:

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from deployments.api import unserved
 from deployments.api.answers import Answer, Endpoint
 from deployments.api.chat_answers import AskedOfChat, ChatCompletion, ChatWriter
-from deployments.api.chat_messages import Messages, ToolChoice, Tools, named_function
+from deployments.api.chat_messages import ToolChoice, named_function
+from deployments.api.conversation_fields import ConversationFields
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.fields import MAX_LOGPROBS
 from deployments.api.http_proxy import request_timeout_s
@@ -30,18 +31,9 @@ MAX_TOKENS = (
 )
 
 
-class ChatCompletionRequest(OpenAIRequest):
+class ChatCompletionRequest(OpenAIRequest, ConversationFields):
     """OpenAI's fields, those that completions have beside them, and those of chat templates."""
 
-    messages: Annotated[
-        Messages,
-        Field(min_length=1, description="The conversation so far, for the chat template."),
-        Takes(
-            "a list of messages, each with a `role` (system, developer, user, assistant or tool), "
-            "`content` (a string or a list of parts of the type text), and with `name`, "
-            "`tool_calls`, `tool_call_id`, `reasoning_content` where they belong"
-        ),
-    ]
     max_tokens: Annotated[
         int | None,
         Field(ge=1, le=MAX_INTEGER, description=MAX_TOKENS),
@@ -68,48 +60,27 @@ class ChatCompletionRequest(OpenAIRequest):
         ),
         Grpc(58),
     ] = None
-    tools: Annotated[
-        Tools,
-        Field(
-            description="Functions that the model may call. The chat template tells the model of "
-            "them.",
-            default_factory=list,
-        ),
-        Takes("a list of at most 128 tools of the type function, as OpenAI has them"),
-    ]
     tool_choice: Annotated[
         ToolChoice,
         Field(
             description="With none, the model is not told of the tools, and calls are not looked "
-            "for. To force a call is not served yet."
+            "for. With required, the answer is one or more calls of tools and nothing else; with a "
+            "function, one call of that."
         ),
-        Takes("auto or none"),
+        Takes(
+            'auto, none, required or {"type": "function", "function": {"name": ...}}; over gRPC '
+            "the object as JSON"
+        ),
         Grpc(51),
     ] = "auto"
     parallel_tool_calls: Annotated[
         bool,
-        Field(description="If false, calls after the first are left out of the answer."),
+        Field(
+            description="If false, the answer has one call at most: if it is forced to call, no "
+            "other is written, else calls after the first are left out."
+        ),
         Grpc(52),
     ] = True
-    add_generation_prompt: Annotated[
-        bool, Field(description="Whether the prompt ends with the opening of an answer."), Grpc(53)
-    ] = True
-    continue_final_message: Annotated[
-        bool,
-        Field(
-            description="If true, the answer continues the last message; add_generation_prompt has "
-            "to be false."
-        ),
-        Grpc(54),
-    ] = False
-    chat_template_kwargs: Annotated[
-        dict[str, Any],
-        Field(
-            description="Further variables of the chat template, like enable_thinking.",
-            default_factory=dict,
-        ),
-        Takes("an object"),
-    ]
     reasoning_effort: Annotated[
         str | None,
         Field(
@@ -142,12 +113,6 @@ class ChatCompletionRequest(OpenAIRequest):
                 "top_logprobs",
                 f"top_logprobs is {self.top_logprobs}, but logprobs is not true; send it with it",
             )
-        if self.continue_final_message and self.add_generation_prompt:
-            raise field_error(
-                "continue_final_message",
-                "continue_final_message is true, but so is add_generation_prompt, which begins a "
-                "new message; send add_generation_prompt false with it",
-            )
         return self
 
     @model_validator(mode="after")
@@ -156,18 +121,25 @@ class ChatCompletionRequest(OpenAIRequest):
         if choice in ("none", "auto"):
             return self
         names = [tool["function"]["name"] for tool in self.tools]
-        name = named_function(choice)
-        if not names or (name is not None and name not in names):
+        if not names:
             raise field_error(
                 "tool_choice",
-                f"tool_choice is {brief(choice)}, but tools has no such function; add it to tools",
+                f"tool_choice is {brief(choice)}, but there are no tools; send tools with it",
             )
-        # A forced call needs a grammar of the calls' format, by which the target samples.
-        raise field_error(
-            "tool_choice",
-            f"tool_choice is {brief(choice)}: to force a call is not served yet; leave it out or "
-            'send "auto" or "none"',
-        )
+        name = named_function(choice)
+        if name is not None and name not in names:
+            raise field_error(
+                "tool_choice",
+                f"tool_choice is the function {brief(name)}, but tools has none of that name; "
+                "add it to tools, or choose one of them",
+            )
+        if self.grammar_field is not None:
+            raise field_error(
+                "tool_choice",
+                f"tool_choice is {brief(choice)} and {self.grammar_field} is given: both say what "
+                "the whole answer is; leave one of them out",
+            )
+        return self
 
     def generation_request(self, *, timeout_s: float | None = None) -> GenerationRequest:
         request = self.to_request(
@@ -178,13 +150,12 @@ class ChatCompletionRequest(OpenAIRequest):
         return replace(request, max_tokens=self.max_completion_tokens)
 
     def conversation(self) -> Conversation:
-        return Conversation(
-            messages=tuple(message.to_message() for message in self.messages),
+        return replace(
+            super().conversation(),
             tools=() if self.tool_choice == "none" else tuple(self.tools),
             parallel_tool_calls=self.parallel_tool_calls,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            template_kwargs=self._template_kwargs(),
+            must_call=self.tool_choice not in ("none", "auto"),
+            named_function=named_function(self.tool_choice),
         )
 
     def asked(self, names: TokenNames) -> AskedOfChat:
@@ -197,11 +168,11 @@ class ChatCompletionRequest(OpenAIRequest):
             name=names.name,
         )
 
-    def _template_kwargs(self) -> Mapping[str, Any]:
-        """Variables that the client has set; those of OpenAI's fields, too, under their names."""
+    def template_kwargs(self) -> Mapping[str, Any]:
+        """Those of OpenAI's fields, too, under their names."""
         named = ("reasoning_effort", "tool_choice", "parallel_tool_calls")
         given = {name: getattr(self, name) for name in named if name in self.model_fields_set}
-        return {**given, **self.chat_template_kwargs}
+        return {**given, **super().template_kwargs()}
 
 
 def _add_route(app: FastAPI, service: GenerationService) -> None:

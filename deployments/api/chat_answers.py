@@ -18,7 +18,7 @@ from deployments.api.openai import Usage
 from deployments.router.chat.message import Conversation, ToolCall
 from deployments.router.chat.text import MessageDelta, MessageText
 from deployments.router.generation import Generation
-from deployments.router.sequence import Delta, FinishReason
+from deployments.router.sequence import Delta
 from deployments.router.service import GenerationService
 
 
@@ -169,7 +169,7 @@ class ChatWriter:
                 reasoning_content=message.reasoning or None,
                 tool_calls=calls or None,
             ),
-            finish_reason=_finish_reason(delta, text),
+            finish_reason=text.finish_reason(delta.finish_reason),
             **self._asked.details(delta),
         )
 
@@ -184,7 +184,7 @@ class ChatWriter:
         if new or details:
             yield self._chunk(index, _delta(new), usage, **details)
         if delta.finish_reason is not None:
-            reason = _finish_reason(delta, text)
+            reason = text.finish_reason(delta.finish_reason)
             yield self._chunk(index, AssistantDelta(), usage, finish_reason=reason)
 
     def usage_event(self, usage: Usage) -> ChatChunk:
@@ -240,10 +240,3 @@ def _call_delta(index: int, call: ToolCall) -> ToolCallChoice:
     if call.name:
         return _call(call).model_copy(update={"index": index})
     return ToolCallChoice(index=index, function=Function(arguments=call.arguments))
-
-
-def _finish_reason(delta: Delta, text: MessageText) -> str | None:
-    """`tool_calls` where the text ended by itself and has some."""
-    if delta.finish_reason is FinishReason.STOP and text.num_tool_calls:
-        return "tool_calls"
-    return delta.finish_reason

@@ -17,9 +17,10 @@ from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.api.errors import grpc_code, told
 from deployments.api.grpc_answers import completion_of, parts_of, usage_of
-from deployments.api.grpc_chat import Messages, chat_fields
+from deployments.api.grpc_chat import Messages, chat_fields, tokenize_fields
 from deployments.api.grpc_context import StatusContext, timeout_s
 from deployments.api.grpc_fields import given_fields
+from deployments.api.tokens import TokenizeRequest
 from deployments.api.validation import parse
 from deployments.router.generation import Generation
 from deployments.router.request import Caller, GenerationRequest
@@ -139,16 +140,11 @@ class Rpcs:
     async def tokenize(
         self, request: tandem_pb2.TokenizeRequest, context: StatusContext
     ) -> tandem_pb2.TokenizeResponse:
-        """The tokens of a text, which may be longer than the context."""
+        """The tokens of a text or a conversation, which may be longer than the context."""
         with _FailureSetsStatus(context):
             self._caller(context)
             self._check(request)
-            add_special_tokens = (
-                not request.HasField("add_special_tokens") or request.add_special_tokens
-            )
-            tokens = await self._service.tokenize(
-                request.prompt, add_special_tokens=add_special_tokens
-            )
+            tokens = await parse(TokenizeRequest, tokenize_fields(request)).tokens(self._service)
             names = self._service.token_names(tokens) if request.return_token_strs else ()
             return tandem_pb2.TokenizeResponse(
                 tokens=tokens,

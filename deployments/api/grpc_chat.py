@@ -10,14 +10,32 @@ from deployments.api.grpc_fields import given_fields, plain
 from deployments.api.validation import brief
 from deployments.router.chat.message import ToolCall
 from deployments.router.chat.text import MessageFormat, MessageText
-from deployments.router.sequence import Delta, FinishReason
+from deployments.router.sequence import Delta
 from workers.errors import InvalidRequestError
 
 
 def chat_fields(request: tandem_pb2.ChatRequest) -> dict[str, Any]:
     """What the client has set, as a body of HTTP has it; raises InvalidRequestError."""
-    fields = given_fields(request, ChatCompletionRequest)
-    fields["messages"] = [plain(message) for message in request.messages]
+    fields = given_fields(request, ChatCompletionRequest) | conversation_fields(request)
+    if request.tool_choice.startswith("{"):
+        fields["tool_choice"] = _object("tool_choice", request.tool_choice)
+    return fields
+
+
+def tokenize_fields(request: tandem_pb2.TokenizeRequest) -> dict[str, Any]:
+    """The same of a request for tokens; an empty prompt is one where there are no messages."""
+    names = ("add_special_tokens", "add_generation_prompt", "continue_final_message")
+    fields = {name: getattr(request, name) for name in names if request.HasField(name)}
+    if request.prompt or not request.messages:
+        fields["prompt"] = request.prompt
+    return fields | conversation_fields(request)
+
+
+def conversation_fields(
+    request: tandem_pb2.ChatRequest | tandem_pb2.TokenizeRequest,
+) -> dict[str, Any]:
+    """Of these, the messages and what goes with them."""
+    fields: dict[str, Any] = {"messages": [plain(message) for message in request.messages]}
     if request.tools:
         fields["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]
     if request.chat_template_kwargs:
@@ -60,11 +78,11 @@ class Messages:
         )
 
     def _parts(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What is said beside the message. The reason is `tool_calls` where it has some."""
+        """What is said beside the message."""
         parts = parts_of(delta)
         del parts["text"]
-        if delta.finish_reason is FinishReason.STOP and self._texts[index].num_tool_calls:
-            parts["finish_reason"] = "tool_calls"
+        if delta.finish_reason is not None:
+            parts["finish_reason"] = self._texts[index].finish_reason(delta.finish_reason)
         return parts
 
 

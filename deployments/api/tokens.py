@@ -1,28 +1,62 @@
-"""`POST /tokenize` and `POST /detokenize`: what a text is in tokens, and back, as vLLM has them."""
+"""`POST /tokenize` and `POST /detokenize`: what a text or a conversation is in tokens, and back, as
+vLLM has them."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import FastAPI
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from deployments.api import unserved
 from deployments.api.answers import Endpoint
+from deployments.api.chat_messages import Messages
+from deployments.api.conversation_fields import ConversationFields
 from deployments.api.errors import ERROR_RESPONSES
-from deployments.api.validation import RequestModel, check_text
+from deployments.api.validation import RequestModel, check_text, field_error
 from deployments.router.service import GenerationService
 
 Text = Annotated[str, AfterValidator(check_text)]
 Model = Annotated[Text | None, Field(description="The served model's name, or nothing.")]
 
 
-class TokenizeRequest(RequestModel):
-    prompt: Annotated[Text, Field(description="The text.")]
+class TokenizeRequest(ConversationFields):
+    """A text, or the conversation of a chat."""
+
+    prompt: Annotated[Text | None, Field(description="The text.")] = None
+    messages: Annotated[
+        Messages, Field(description="The conversation, in place of `prompt`.", default_factory=list)
+    ]
     model: Model = None
     add_special_tokens: Annotated[
-        bool, Field(description="Whether the tokenizer may add tokens, like one that begins texts.")
-    ] = True
+        bool | None,
+        Field(
+            description="Whether the tokenizer may add tokens, like one that begins texts. By "
+            "default it may to a text; a chat template writes its own."
+        ),
+    ] = None
     return_token_strs: Annotated[
         bool, Field(description="Whether the answer has the tokens' names too.")
     ] = False
+
+    @classmethod
+    def off_values(cls) -> unserved.OffValues:
+        return unserved.TOKENIZE
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if self.prompt is None and not self.messages:
+            raise field_error(
+                "prompt", "prompt is missing: send a text in it, or a conversation in messages"
+            )
+        if self.prompt is not None and self.messages:
+            raise field_error("messages", "messages and prompt are given; send one of them")
+        return self
+
+    async def tokens(self, service: GenerationService) -> tuple[int, ...]:
+        """The token ids; raises InvalidRequestError and its subclasses."""
+        return await service.tokenize(
+            self.conversation() if self.prompt is None else self.prompt,
+            add_special_tokens=self.add_special_tokens,
+        )
 
 
 class Tokenized(BaseModel):
@@ -44,9 +78,10 @@ class Detokenized(BaseModel):
 def _add_tokenize(app: FastAPI, service: GenerationService) -> None:
     @app.post("/tokenize", responses={**ERROR_RESPONSES})
     async def tokenize(body: TokenizeRequest) -> Tokenized:
-        """The tokens of a text. It may be longer than the context: `count` says by how much."""
+        """The tokens of a text or a conversation. It may be longer than the context: `count` says
+        by how much."""
         _check_model(service, body.model)
-        tokens = await service.tokenize(body.prompt, add_special_tokens=body.add_special_tokens)
+        tokens = await body.tokens(service)
         return Tokenized(
             count=len(tokens),
             max_model_len=service.model.info.max_model_len,

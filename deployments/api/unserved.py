@@ -72,6 +72,12 @@ CHAT: OffValues = {
     "verbosity": (),
     "web_search_options": (),
 }
+TOKENIZE: OffValues = {
+    "chat_template": (),
+    "mm_processor_kwargs": ({},),
+    "reasoning_effort": (),
+    "tool_choice": ("auto",),
+}
 STREAM_OPTIONS: OffValues = {"include_obfuscation": (False,)}
 
 

@@ -44,7 +44,9 @@ async def check_grammar(
             field=field,
         ) from None
     except InvalidRequestError as error:
-        raise InvalidRequestError(str(error), field=field) from None
+        is_calls = grammar.kind == "tool_calls"
+        fix = "; change that, or let tool_choice be auto" if is_calls else ""
+        raise InvalidRequestError(f"{error}{fix}", field=field) from None
 
 
 def _look_at_its_error(compiling: "asyncio.Future[LLMatcher]") -> None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from deployments.router.admission import Admission, AdmissionLimits, Reservation
-from deployments.router.chat.message import Conversation
+from deployments.router.chat.message import TOOLS_FIELD, Conversation
 from deployments.router.chat.reader import ConversationReader
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.chat.text import MessageFormat
@@ -29,6 +29,7 @@ from deployments.router.tenants.keys import Keys, Tenant
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
+from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.types import SamplingParams, WorkerInfo
 
@@ -156,7 +157,7 @@ class GenerationService:
         )
         for prompt, asked in zip(prompts, request.prompts, strict=True):
             self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
-        request = self._with_thoughts_first(request, prompts)
+        request = self._with_thoughts_first(self._with_forced_calls(request), prompts)
         await check_grammar(self._grammars, request.sampling.grammar, field=request.grammar_field)
         generation = Generation(
             replace(request, sampling=await self._sampling(request)),
@@ -179,6 +180,21 @@ class GenerationService:
             for prompt in request.prompts
         )
         return replace(request, skip_special_tokens=False) if are_needed else request
+
+    def _with_forced_calls(self, request: GenerationRequest) -> GenerationRequest:
+        """A request whose grammar leaves nothing but calls, where its client forces some."""
+        asked, template = request.prompts[0], self.model.chat_template
+        if not isinstance(asked, Conversation) or not asked.must_call:
+            return request
+        assert template is not None
+        try:
+            grammar = Grammar.tool_calls(template.forced_calls(asked))
+        except RecursionError:
+            raise InvalidRequestError(
+                "tools has a schema that is nested too deeply", field=TOOLS_FIELD
+            ) from None
+        sampling = replace(request.sampling, grammar=grammar)
+        return replace(request, sampling=sampling, grammar_field=TOOLS_FIELD)
 
     def _with_thoughts_first(
         self, request: GenerationRequest, prompts: Sequence[Sequence[int]]
@@ -212,9 +228,20 @@ class GenerationService:
             list(prompt[-NUM_END_TOKENS:]), skip_special_tokens=False
         )
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The token ids of a text, which need not fit the context; see PromptReader.tokenize."""
-        return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
+    async def tokenize(
+        self, prompt: str | Conversation, *, add_special_tokens: bool | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of a text or a conversation, which need not fit the context.
+
+        Args:
+            add_special_tokens: whether the tokenizer adds its own, such as one that begins texts;
+                None for what a completion of the prompt does.
+        """
+        if isinstance(prompt, Conversation):
+            add = False if add_special_tokens is None else add_special_tokens
+            return await self._conversations.tokenize(prompt, add_special_tokens=add)
+        add = True if add_special_tokens is None else add_special_tokens
+        return await self._prompts.tokenize(prompt, add_special_tokens=add)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; raises InvalidRequestError for an id that the model has not."""

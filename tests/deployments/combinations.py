@@ -36,6 +36,15 @@ ALL_AT_ONCE = {
     "n": 2,
 }
 
+TOOLS = [
+    {"type": "function", "function": {"name": "store", "parameters": PERSON}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{{ tools | length }}{{ '<think>' if thinks }}{# </think> <tool_call> #}"
+)
+
 FEATURES: dict[str, dict[str, Any]] = {
     "no field but temperature": {},
     "top_p": {"top_p": 0.7},
@@ -84,7 +93,21 @@ FEATURES: dict[str, dict[str, Any]] = {
         "n": 2,
         "frequency_penalty": 1.0,
     },
+    "tool_choice": {"tools": TOOLS, "tool_choice": "required"},
+    "tool_choice of a function, with logprobs and n": {
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "store"}},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 2,
+    },
+    "tool_choice with thoughts": {
+        "tools": TOOLS,
+        "tool_choice": "required",
+        "chat_template_kwargs": {"thinks": True},
+    },
 }
+"""The fields of each; those with `tools` are of a chat, with the prompt as its message."""
 
 
 def combinations() -> list[tuple[str, ...]]:

@@ -11,9 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
+from deployments.router.chat.template import ChatTemplate
 from deployments.router.sequence import Delta
 from tests.deployments.combinations import (
+    CHAT_TEMPLATE,
     DRAFTERS,
     FEATURES,
     FREQUENT,
@@ -32,15 +35,23 @@ PROMPTS = ["the cat and the cat and the", "x", "def f(a, b): return a + b # " * 
 NUM_TOKENS = 24
 TOLERANCE = 1e-4
 
+Request = CompletionRequest | ChatCompletionRequest
 Case = tuple[str, str, int]
 """A feature, how tokens are chosen, and which prompt."""
 Answers = dict[Case, list[Delta]]
 
 
-def requests() -> dict[Case, CompletionRequest]:
+def request(prompt: str, **fields: Any) -> Request:
+    if "tools" not in fields:
+        return CompletionRequest.model_validate({"prompt": prompt, **fields})
+    message = {"role": "user", "content": prompt}
+    return ChatCompletionRequest.model_validate({"messages": [message], **fields})
+
+
+def requests() -> dict[Case, Request]:
     return {
-        (name, word, index): CompletionRequest.model_validate(
-            {"prompt": prompt, "max_tokens": NUM_TOKENS, "seed": 11 + index, **way, **fields}
+        (name, word, index): request(
+            prompt, **{"max_tokens": NUM_TOKENS, "seed": 11 + index, **way, **fields}
         )
         for name, fields in FEATURES.items()
         for word, way in {"greedy": GREEDY, "sampled": SAMPLED}.items()
@@ -48,7 +59,7 @@ def requests() -> dict[Case, CompletionRequest]:
     }
 
 
-async def answer(serving: LocalServing, request: CompletionRequest) -> list[Delta]:
+async def answer(serving: LocalServing, request: Request) -> list[Delta]:
     async with serving.service.open(request.generation_request()) as generation:
         return await generation.complete()
 
@@ -56,7 +67,7 @@ async def answer(serving: LocalServing, request: CompletionRequest) -> list[Delt
 async def answer_all(serving: LocalServing, *, at_a_time: int) -> Answers:
     slots = asyncio.Semaphore(at_a_time)
 
-    async def one(request: CompletionRequest) -> list[Delta]:
+    async def one(request: Request) -> list[Delta]:
         async with slots:
             return await answer(serving, request)
 
@@ -78,7 +89,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="module")
 def tokenizer(models: Models) -> Any:
-    return AutoTokenizer.from_pretrained(models.target.name)
+    tokenizer = AutoTokenizer.from_pretrained(models.target.name)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +100,11 @@ def plain(models: Models, tokenizer: Any) -> Answers:
 
     async def run() -> Answers:
         async with local_serving(
-            models.target, gamma=0, drafter="none", tokenizer=tokenizer
+            models.target,
+            gamma=0,
+            drafter="none",
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate(tokenizer),
         ) as serving:
             return await answer_all(serving, at_a_time=1)
 
@@ -124,7 +141,12 @@ async def test_drafts_change_nothing(
     drafter: str, gamma: Gamma, models: Models, tokenizer: Any, plain: Answers
 ) -> None:
     async with local_serving(
-        models.target, draft=models.draft, drafter=drafter, gamma=gamma, tokenizer=tokenizer
+        models.target,
+        draft=models.draft,
+        drafter=drafter,
+        gamma=gamma,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(tokenizer),
     ) as serving:
         answers = await answer_all(serving, at_a_time=12)
         await serving.wait_until_nothing_is_held()
@@ -147,11 +169,17 @@ def test_log_probabilities_are_those_of_a_plain_forward(
     reference = Reference(models.target)
     num_checked = 0
     for case, request in requests().items():
-        prompt = tuple(tokenizer.encode(PROMPTS[case[2]]))
+        text = PROMPTS[case[2]]
+        if isinstance(request, ChatCompletionRequest):
+            messages = [{"role": "user", "content": text}]
+            text = tokenizer.apply_chat_template(
+                messages, tools=request.tools, tokenize=False, **request.chat_template_kwargs
+            )
+        prompt = tuple(tokenizer.encode(text))
         for delta in plain[case]:
             law = reference.law(prompt + delta.token_ids)
             for position, record in enumerate(delta.records, start=len(prompt)):
-                num_checked += reference.check(record, law[position - 1], request.logprobs)
+                num_checked += reference.check(record, law[position - 1], request.num_logprobs)
             for position, record in enumerate(delta.prompt[1:], start=1):
                 num_checked += reference.check(record, law[position - 1], None)
     assert num_checked > 500
@@ -186,7 +214,8 @@ class Reference:
     "name",
     ["top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
      "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "n", "best_of",
-     "response_format", "structured_outputs", "guided_regex", "guided_choice", "guided_grammar"],
+     "response_format", "structured_outputs", "guided_regex", "guided_choice", "guided_grammar",
+     "tool_choice", "tool_choice with thoughts"],
 )  # fmt: skip
 def test_a_field_shows(name: str, plain: Answers) -> None:
     """What is compared above is not the same text for every field."""

@@ -12,6 +12,7 @@ from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_compiler import MAX_SOURCE_LEN, GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
+from workers.tool_call_grammar import ToolCalls, WrittenCall
 
 TOKENIZER = byte_tokenizer(TEXTS)
 UNUSED_TOKEN = VOCAB_SIZE - 1
@@ -168,6 +169,24 @@ def test_tags_may_be_special_tokens() -> None:
     assert compiler.matcher(grammar).move_to([*ids("hm"), closing, *answer])
     assert not compiler.matcher(grammar).move_to([*ids("hm</think>"), *answer])
     assert not compiler.matcher(thinking).move_to([*ids("hm"), closing, *answer])
+
+
+def test_tags_of_calls_may_be_special_tokens() -> None:
+    """Before the calls and behind them, and behind thoughts."""
+    tokenizer = byte_tokenizer(TEXTS)
+    tokenizer.add_special_tokens(["<call>"])
+    tag = tokenizer.token_to_id("<call>")
+    call = WrittenCall(function="f", before="<call>f", schema={"enum": [1]}, after=";")
+    grammar = Grammar.tool_calls(ToolCalls(calls=(call,), tags=("<call>", "<none>")))
+    thinking = dataclasses.replace(grammar, starts_after="</think>")
+    compiler = make_compiler(tokenizer)
+    calls = [tag, *ids("f1;"), tag, *ids("f1;"), END_TOKEN]
+    assert compiler.matcher(grammar).move_to(calls)
+    assert compiler.matcher(thinking).move_to([*ids("hm</think> "), *calls])
+    assert not compiler.matcher(grammar).move_to(ids("<call>"))
+    assert matches(make_compiler(), grammar, "<call>f1;")
+    one = Grammar.tool_calls(ToolCalls(calls=(call,), tags=("<call>",), is_one=True))
+    assert not compiler.matcher(one).move_to(calls)
 
 
 def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 FIELD = "messages"
 """The field of a request, in every wire format, that holds a conversation."""
 
+TOOLS_FIELD = "tools"
+"""The one that holds the functions which may be called."""
+
 JsonObject = Mapping[str, Any]
 
 
@@ -45,9 +48,18 @@ class Conversation:
     """Functions that the model may call, as OpenAI describes them; none where it may not call."""
     parallel_tool_calls: bool = True
     """Whether a message may have more than one call."""
+    must_call: bool = False
+    """Whether the answer has to be nothing but calls."""
+    named_function: str | None = None
+    """The function that such an answer has to call, once; None for any of the tools."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the opening of an assistant's message."""
     continue_final_message: bool = False
     """Whether the prompt ends within the last message, which the completion then continues."""
     template_kwargs: JsonObject = field(default_factory=dict)
     """Further variables of the template, such as `enable_thinking`."""
+
+    @property
+    def has_one_call(self) -> bool:
+        """Whether an answer has one call at most."""
+        return not self.parallel_tool_calls or self.named_function is not None

@@ -38,15 +38,21 @@ class ConversationReader:
         ContextLengthError for one that cannot fit.
         """
         return [
-            await self._read(prompt) if isinstance(prompt, Conversation) else prompt
+            await self.tokenize(prompt) if isinstance(prompt, Conversation) else prompt
             for prompt in prompts
         ]
 
-    async def _read(self, conversation: Conversation) -> tuple[int, ...]:
-        """The tokens that `apply_chat_template` gives: the template writes all special ones."""
+    async def tokenize(
+        self, conversation: Conversation, *, add_special_tokens: bool = False
+    ) -> tuple[int, ...]:
+        """The tokens of one conversation; raises as `read` does.
+
+        Without `add_special_tokens` they are those that `apply_chat_template` gives: the template
+        writes all special ones.
+        """
         text = await self._render(conversation)
         try:
-            return await self._prompts.tokenize(text, add_special_tokens=False)
+            return await self._prompts.tokenize(text, add_special_tokens=add_special_tokens)
         except ContextLengthError as error:
             raise ContextLengthError(str(error), field=FIELD) from None
 

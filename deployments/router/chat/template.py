@@ -6,21 +6,23 @@ A template is a program in Jinja that comes with the model. transformers runs it
 import inspect
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from deployments.router.chat.message import FIELD, Conversation, Message
+from deployments.router.chat.message import FIELD, TOOLS_FIELD, Conversation, Message
 from deployments.router.chat.reasoning import KNOWN_TAGS, ReasoningTags
 from deployments.router.chat.template_file import read_template
 from deployments.router.chat.text import MessageFormat
 from deployments.router.chat.time_limit import run_within
-from deployments.router.chat.tool_calls import ToolCallFormat
-from deployments.router.chat.tool_formats import FORMATS
+from deployments.router.chat.tool_calls import Function, ToolCallFormat
+from deployments.router.chat.tool_formats import FORMATS, PlainFormat
 from deployments.router.tokenizer import ChatTokenizer
 from workers.errors import ConfigError, InvalidRequestError, first_line
+from workers.tool_call_grammar import ToolCalls
 
 AUTO, NONE = "auto", "none"
 CHECK_TIMEOUT_S = 30.0
@@ -76,7 +78,7 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "tools are given, but the model's chat template has no place for any; leave them "
                 "out, or start the server with another template by chat_template=<a file>",
-                field="tools",
+                field=TOOLS_FIELD,
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -127,17 +129,34 @@ class ChatTemplate:
         """
         tags = self.reasoning
         return MessageFormat(
-            tool_calls=self.tool_calls if conversation.tools else None,
-            max_tool_calls=None if conversation.parallel_tool_calls else 1,
+            tool_calls=self._calls_of(conversation),
+            max_tool_calls=1 if conversation.has_one_call else None,
+            is_call_named=conversation.named_function is not None,
             reasoning=tags,
             is_reasoning_open=tags is not None and _is_open(tags, conversation, prompt_end),
         )
 
+    def forced_calls(self, conversation: Conversation) -> ToolCalls:
+        """What the answer to a conversation that must be calls looks like."""
+        calls = self._calls_of(conversation)
+        assert calls is not None
+        named = conversation.named_function
+        functions = [_function(tool["function"]) for tool in conversation.tools]
+        wanted = [function for function in functions if named in (None, function.name)]
+        written = calls.write(wanted, self._text)
+        return replace(written, is_one=conversation.has_one_call)
+
+    def _calls_of(self, conversation: Conversation) -> ToolCallFormat | None:
+        """How the answer to a conversation calls tools; None if calls are not looked for."""
+        if self.tool_calls is None and conversation.must_call:
+            return PlainFormat(conversation.named_function)
+        return self.tool_calls if conversation.tools else None
+
     def needs_special_tokens(self, conversation: Conversation) -> bool:
         """Whether the tags in the model's text are special tokens, which texts leave out else."""
         tags = [self.reasoning.opening, self.reasoning.closing] if self.reasoning else []
-        if self.tool_calls is not None and conversation.tools:
-            tags.append(self.tool_calls.tag)
+        if (calls := self._calls_of(conversation)) is not None:
+            tags.append(calls.tag)
         return not set(self._tokenizer.all_special_tokens).isdisjoint(tags)
 
     def _as_dict(self, message: Message) -> dict[str, Any]:
@@ -219,6 +238,12 @@ def _is_open(tags: ReasoningTags, conversation: Conversation, prompt_end: str) -
     if conversation.continue_final_message:
         return tags.is_open_in(conversation.messages[-1].content or "")
     return prompt_end.rstrip().endswith(tags.opening)
+
+
+def _function(described: Mapping[str, Any]) -> Function:
+    """A function as OpenAI describes it. One without parameters takes none."""
+    schema = described.get("parameters") or {"properties": {}, "additionalProperties": False}
+    return Function(name=described["name"], schema={**schema, "type": "object"})
 
 
 def _as_object(arguments: str) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from deployments.router.chat.message import ToolCall
 from deployments.router.chat.reasoning import ReasoningTags, SplitText, split_reasoning
 from deployments.router.chat.tool_calls import FoundCall, ToolCallFormat, find_calls
+from deployments.router.sequence import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class MessageFormat:
     """None where calls are left in the text."""
     max_tool_calls: int | None = None
     """Calls after the first so many are dropped."""
+    is_call_named: bool = False
+    """Whether the client has named the function that is called."""
     reasoning: ReasoningTags | None = None
     """None where thoughts are left in the text."""
     is_reasoning_open: bool = False
@@ -56,6 +59,15 @@ class MessageText:
     def num_tool_calls(self) -> int:
         """Calls that have begun."""
         return len(self._calls)
+
+    def finish_reason(self, reason: FinishReason | None) -> str | None:
+        """Why the message has ended, for `reason` why its text has; None while it goes on.
+
+        As OpenAI has it: `tool_calls` where the text ended by itself and has some, but `stop` where
+        the client itself named the function.
+        """
+        is_calls = self.num_tool_calls and not self.format.is_call_named
+        return "tool_calls" if is_calls and reason is FinishReason.STOP else reason
 
     def push(self, text: str, *, is_final: bool = False) -> MessageDelta:
         """What more of the text adds to the message; after the final piece nothing is held back."""

@@ -4,9 +4,20 @@ A text is read from its beginning each time that it has grown, and what is found
 follows. So it does not matter in which pieces a text comes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from workers.tool_call_grammar import ToolCalls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function that a model may call."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """The JSON schema of its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,14 @@ class ToolCallFormat(Protocol):
 
     def read(self, text: str, start: int) -> Block | None:
         """The calls behind a tag that ends at `start`; None if there are none."""
+        ...
+
+    def write(self, functions: Sequence[Function], template: str) -> ToolCalls:
+        """A message of nothing but calls of these functions, as this format has it.
+
+        Args:
+            template: the model's chat template, which decides between variants.
+        """
         ...
 
     def make_id(self) -> str:

@@ -4,10 +4,17 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from deployments.router.chat.json_text import Members, Span, find_end, read_members, skip_space
-from deployments.router.chat.tool_calls import UNDECIDED, Block, FoundCall, ToolCallFormat
+from deployments.router.chat.tool_calls import (
+    UNDECIDED,
+    Block,
+    FoundCall,
+    Function,
+    ToolCallFormat,
+)
+from workers.tool_call_grammar import ToolCalls, WrittenCall
 
 ARGUMENTS = ("arguments", "parameters")
 """The keys under which a call may have its arguments."""
@@ -36,6 +43,14 @@ class HermesFormat:
         end = _MISPLACED_BRACKETS.match(text, block.end)
         assert end is not None
         return Block(calls=block.calls, end=_skip_tag(text, end.end(), self._end_tag))
+
+    def write(self, functions: Sequence[Function], template: str) -> ToolCalls:  # noqa: ARG002
+        before, after = f"{self.tag}\n", f"\n{self._end_tag}"
+        return ToolCalls(
+            calls=tuple(_object_of(function, before=before, after=after) for function in functions),
+            between="\n",
+            tags=(self.tag, self._end_tag),
+        )
 
     def make_id(self) -> str:
         return _common_id()
@@ -72,6 +87,10 @@ class LlamaFormat:
             start = _skip_separator(text, block.end)
         return Block(calls=tuple(calls), end=start) if calls else None
 
+    def write(self, functions: Sequence[Function], template: str) -> ToolCalls:  # noqa: ARG002
+        calls = tuple(_object_of(function, key="parameters") for function in functions)
+        return ToolCalls(calls=calls, between="; ")
+
     def make_id(self) -> str:
         return _common_id()
 
@@ -85,7 +104,10 @@ class MistralFormat:
 
     name = "mistral"
     tag = "[TOOL_CALLS]"
-    _head = re.compile(r"([\w.-]{1,256}+)\s*+(?:\[CALL_ID\]\s*+\w{0,64}+\s*+)?(?:\[ARGS\]\s*+)?")
+    _arguments_tag = "[ARGS]"
+    _name = re.compile(r"[\w.-]{1,256}+")
+    _tags = r"(?:\[CALL_ID\]\s*+\w{0,64}+\s*+)?(?:\[ARGS\]\s*+)?"
+    _head = re.compile(rf"({_name.pattern})\s*+{_tags}")
     _begun_tag = re.compile(r"(?:\[[A-Z_]{0,8})?\Z")
 
     def read(self, text: str, start: int) -> Block | None:
@@ -93,7 +115,7 @@ class MistralFormat:
         if start == len(text):
             return UNDECIDED
         if text[start] == "[":
-            return self._read_list(text, start + 1)
+            return _read_list(text, start + 1)
         if text[start] == "{":
             return _read_object(text, start)
         head = self._head.match(text, start)
@@ -105,21 +127,20 @@ class MistralFormat:
         call = FoundCall(name=head[1], arguments=text[head.end() : end])
         return Block(calls=(call,), end=end)
 
-    def _read_list(self, text: str, start: int) -> Block | None:
-        calls: list[FoundCall] = []
-        while True:
-            start = skip_space(text, start)
-            if start == len(text):
-                return Block(calls=tuple(calls))
-            block = _read_object(text, start) if text[start] == "{" else None
-            if block is None:
-                end = start + text.startswith("]", start)
-                return Block(calls=tuple(calls), end=end) if calls else None
-            calls += block.calls
-            if block.end is None:
-                return Block(calls=tuple(calls))
-            start = skip_space(text, block.end)
-            start += text.startswith(",", start)
+    def write(self, functions: Sequence[Function], template: str) -> ToolCalls:
+        has_names = all(self._name.fullmatch(function.name) for function in functions)
+        if self._arguments_tag in template and has_names:
+            calls = tuple(
+                WrittenCall(
+                    function=function.name,
+                    before=f"{self.tag}{function.name}{self._arguments_tag}",
+                    schema=function.schema,
+                )
+                for function in functions
+            )
+            return ToolCalls(calls=calls, tags=(self.tag, self._arguments_tag))
+        space = " " if f"{self.tag} [" in template else ""
+        return _list_of(functions, before=f"{self.tag}{space}", tags=(self.tag,))
 
     def make_id(self) -> str:
         """Nine letters and digits, which these models' templates insist on."""
@@ -129,11 +150,68 @@ class MistralFormat:
         return self.tag in template
 
 
+class PlainFormat:
+    """JSON alone, for calls that are forced on a model whose own format is not known: the arguments
+    of the one function, or `[{"name": ..., "arguments": {...}}, ...]`."""
+
+    name = "json"
+    tag = ""
+
+    def __init__(self, function: str | None) -> None:
+        """`function` is the one whose arguments the text is; None for a list."""
+        self._function = function
+
+    def read(self, text: str, start: int) -> Block | None:
+        start = skip_space(text, start)
+        if start == len(text):
+            return UNDECIDED
+        if self._function is None:
+            return _read_list(text, start + 1) if text[start] == "[" else None
+        if text[start] != "{":
+            return None
+        end = find_end(text, start)
+        return Block(calls=(FoundCall(name=self._function, arguments=text[start:end]),), end=end)
+
+    def write(self, functions: Sequence[Function], template: str) -> ToolCalls:  # noqa: ARG002
+        if self._function is None:
+            return _list_of(functions)
+        calls = (WrittenCall(function=f.name, schema=f.schema) for f in functions)
+        return ToolCalls(calls=tuple(calls))
+
+    def make_id(self) -> str:
+        return _common_id()
+
+    def is_used_in(self, template: str) -> bool:  # noqa: ARG002
+        return False
+
+
 FORMATS: tuple[ToolCallFormat, ...] = (HermesFormat(), LlamaFormat(), MistralFormat())
+"""Those that models were taught."""
 
 
 def _common_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+def _object_of(
+    function: Function, *, key: str = "arguments", before: str = "", after: str = ""
+) -> WrittenCall:
+    """A call as an object with its name and, under `key`, its arguments."""
+    name = json.dumps(function.name, ensure_ascii=False)
+    return WrittenCall(
+        function=function.name,
+        before=f'{before}{{"name": {name}, "{key}": ',
+        schema=function.schema,
+        after=f"}}{after}",
+    )
+
+
+def _list_of(
+    functions: Sequence[Function], *, before: str = "", tags: tuple[str, ...] = ()
+) -> ToolCalls:
+    """Calls as a list of objects."""
+    calls = tuple(map(_object_of, functions))
+    return ToolCalls(calls=calls, before=f"{before}[", between=", ", after="]", tags=tags)
 
 
 def _skip_tag(text: str, start: int, tag: str) -> int | None:
@@ -147,6 +225,24 @@ def _skip_separator(text: str, start: int) -> int:
     found = _SEPARATOR.match(text, start)
     assert found is not None
     return found.end()
+
+
+def _read_list(text: str, start: int) -> Block | None:
+    """The calls in a list whose bracket stands before `start`; None if there are none."""
+    calls: list[FoundCall] = []
+    while True:
+        start = skip_space(text, start)
+        if start == len(text):
+            return Block(calls=tuple(calls))
+        block = _read_object(text, start) if text[start] == "{" else None
+        if block is None:
+            end = start + text.startswith("]", start)
+            return Block(calls=tuple(calls), end=end) if calls else None
+        calls += block.calls
+        if block.end is None:
+            return Block(calls=tuple(calls))
+        start = skip_space(text, block.end)
+        start += text.startswith(",", start)
 
 
 def _read_object(text: str, start: int, *, is_bare: bool = False) -> Block | None:

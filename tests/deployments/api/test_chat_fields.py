@@ -124,17 +124,25 @@ def test_a_wrong_message_is_told_by_its_place(message: Any, field: str, words: s
             "the parameters of tool 0, 'f'",
         ),
         ({"tools": [TOOL], "tool_choice": "must"}, "tool_choice", "'must': it must be"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not served yet"),
-        ({"tool_choice": "required"}, "tool_choice", "tools has no such function"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"},
+            "tool_choice",
+            "tool_choice is 'required' and guided_regex is given",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "tool_choice",
+            "leave one of them out",
+        ),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "put"}}},
             "tool_choice",
-            "tools has no such function",
-        ),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get"}}},
-            "tool_choice",
-            "not served yet",
+            "the function 'put', but tools has none of that name",
         ),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "an integer from 0 to 20"),
@@ -182,6 +190,20 @@ def test_a_field_that_is_not_served_may_be_off(name: str) -> None:
 def test_tools_go_to_the_template_as_they_are_sent() -> None:
     assert chat(tools=[TOOL]).conversation().tools == (TOOL,)
     assert chat(tools=[TOOL], tool_choice="none").conversation().tools == ()
+
+
+def test_a_choice_of_tools_is_what_the_answer_has_to_be() -> None:
+    named = {"type": "function", "function": {"name": "get"}}
+    text = {"type": "text"}
+    for choice, must_call, name in (
+        ("auto", False, None),
+        ("required", True, None),
+        (named, True, "get"),
+    ):
+        sent = chat(tools=[TOOL], tool_choice=choice, response_format=text).conversation()
+        assert (sent.must_call, sent.named_function) == (must_call, name)
+        assert sent.has_one_call == (name is not None)
+    assert chat(tools=[TOOL], parallel_tool_calls=False).conversation().has_one_call
 
 
 def test_fields_of_openais_are_variables_where_they_are_sent() -> None:

@@ -1,5 +1,6 @@
 """/tokenize and /detokenize in process: what a text is in tokens, and back."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,9 +8,35 @@ import httpx
 import pytest
 
 from cluster import bundled
+from deployments.api.grpc import Rpcs
+from deployments.api.http import HttpOptions, make_app
+from deployments.api.tandem_pb2 import ChatMessage, Function, TokenizeRequest, Tool
 from deployments.router.tokenizer import load_tokenizer
 from tests.deployments.loops import Models
-from tests.deployments.serving import client_of, complete, local_serving
+from tests.deployments.router.chat.templates import LLAMA
+from tests.deployments.scripted import chat_tokenizer, scripted_service
+from tests.deployments.serving import (
+    MAX_REQUEST_BYTES,
+    GrpcContext,
+    client_of,
+    complete,
+    local_serving,
+)
+
+ASK = {"role": "user", "content": "Hi"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "get", "parameters": SCHEMA}}]
+CHATS: dict[str, dict[str, Any]] = {
+    "messages": {},
+    "tools": {"tools": TOOLS},
+    "no opening": {"add_generation_prompt": False},
+    "continued": {
+        "messages": [ASK, {"role": "assistant", "content": "Well, "}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
+    "variables": {"chat_template_kwargs": {"says": "more"}},
+}
 
 
 @pytest.fixture
@@ -52,6 +79,18 @@ async def test_a_text_longer_than_the_context_is_counted(client: httpx.AsyncClie
         ("/tokenize", {"prompt": "x", "model": "gpt-9"}, 404, "model"),
         ("/tokenize", {"prompt": "x" * 10_000}, 400, "prompt"),
         ("/tokenize", {"prompt": "x", "add_special_token": True}, 400, "add_special_token"),
+        ("/tokenize", {"prompt": "x", "messages": [ASK]}, 400, "messages"),
+        ("/tokenize", {"messages": []}, 400, "prompt"),
+        ("/tokenize", {"messages": [{"role": "x", "content": ""}]}, 400, "messages.0.role"),
+        ("/tokenize", {"messages": [ASK]}, 400, "messages"),  # the model has no template
+        (
+            "/tokenize",
+            {"messages": [ASK], "continue_final_message": True},
+            400,
+            "continue_final_message",
+        ),
+        ("/tokenize", {"messages": [ASK], "tool_choice": "none"}, 400, "tool_choice"),
+        ("/tokenize", {"messages": [ASK], "chat_template": "x"}, 400, "chat_template"),
         ("/detokenize", {"tokens": [5, 97]}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
         ("/detokenize", {"tokens": "Hello"}, 400, "tokens"),
@@ -76,3 +115,42 @@ async def test_a_real_tokenizers_special_tokens_come_back(models: Models) -> Non
         text = await serving.service.detokenize(known)
     assert text == tokenizer.decode(known, skip_special_tokens=False)
     assert text.startswith(tokenizer.eos_token)
+
+
+@pytest.mark.parametrize("name", CHATS)
+async def test_a_conversation_is_the_prompt_of_its_chat(name: str) -> None:
+    """Over HTTP and over gRPC."""
+    chat = {"messages": [ASK], **CHATS[name]}
+    tokenizer = chat_tokenizer(LLAMA + "{{ says }}")
+    async with scripted_service(["x"], tokenizer) as service:
+        app = make_app(service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            sent = {**chat, "return_token_strs": True}
+            counted = (await client.post("/tokenize", json=sent)).json()
+            sent = {**chat, "return_token_ids": True, "max_tokens": 1}
+            answer = (await client.post("/v1/chat/completions", json=sent)).json()
+            more = await client.post("/tokenize", json={**chat, "add_special_tokens": True})
+        context = GrpcContext()
+        rpcs = Rpcs(service, max_request_bytes=MAX_REQUEST_BYTES)
+        by_grpc = await rpcs.tokenize(grpc_request(chat), context)
+    assert counted["count"] == answer["usage"]["prompt_tokens"]
+    assert counted["tokens"] == answer["choices"][0]["prompt_token_ids"]
+    assert counted["token_strs"] == tokenizer.convert_ids_to_tokens(counted["tokens"])
+    text = tokenizer.decode(counted["tokens"], skip_special_tokens=False)
+    assert more.json()["tokens"] == tokenizer.encode(text, add_special_tokens=True)
+    assert context.code is None
+    assert list(by_grpc.tokens) == counted["tokens"]
+
+
+def grpc_request(chat: dict[str, Any]) -> TokenizeRequest:
+    fields = {name: value for name, value in chat.items() if isinstance(value, bool)}
+    return TokenizeRequest(
+        messages=[ChatMessage(**message) for message in chat["messages"]],
+        tools=[
+            Tool(function=Function(name="get", parameters=json.dumps(SCHEMA)))
+            for _ in chat.get("tools", [])
+        ],
+        chat_template_kwargs=json.dumps(chat.get("chat_template_kwargs", {})),
+        **fields,
+    )

@@ -1,0 +1,93 @@
+"""Calls of functions as a grammar: what a model writes around the arguments, and their schemas."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCall:
+    """A call of one function: its arguments stand between two texts."""
+
+    function: str
+    schema: Mapping[str, Any]
+    """What the arguments are valid by."""
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalls:
+    """A text that is nothing but calls of functions."""
+
+    calls: tuple[WrittenCall, ...]
+    """Any of these at each place."""
+    is_one: bool = False
+    """Whether there is exactly one call; else one or more."""
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    """What stands before all calls, between two, and behind all."""
+    tags: tuple[str, ...] = ()
+    """Parts of these texts that are tokens by themselves, where the vocabulary has such."""
+
+    @classmethod
+    def of_source(cls, source: str) -> Self:
+        """The calls of which `source` is the text."""
+        fields = json.loads(source)
+        calls = tuple(WrittenCall(**call) for call in fields.pop("calls"))
+        return cls(calls=calls, tags=tuple(fields.pop("tags")), **fields)
+
+    def source(self) -> str:
+        """All of it as a text; raises RecursionError for a schema that is nested too deeply."""
+        calls = [
+            {
+                "function": call.function,
+                "schema": call.schema,
+                "before": call.before,
+                "after": call.after,
+            }
+            for call in self.calls
+        ]
+        fields = {
+            "calls": calls,
+            "is_one": self.is_one,
+            "before": self.before,
+            "between": self.between,
+            "after": self.after,
+            "tags": self.tags,
+        }
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+    def grammars(self, names: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Entries of the library's list of grammars, the whole first.
+
+        Args:
+            names: what stands for each tag in Lark's syntax.
+        """
+        rules = "".join(f"{rule}\n" for rule in self._rules(names))
+        schemas = [
+            {"name": f"arguments{index}", "json_schema": call.schema}
+            for index, call in enumerate(self.calls)
+        ]
+        return [{"lark_grammar": rules}, *schemas]
+
+    def _rules(self, names: Mapping[str, str]) -> Iterator[str]:
+        more = [] if self.is_one else ["(", *self._terms(self.between, names), "call", ")*"]
+        start = [*self._terms(self.before, names), "call", *more, *self._terms(self.after, names)]
+        yield f"start: {' '.join(start)}"
+        yield f"call: {' | '.join(f'call{index}' for index in range(len(self.calls)))}"
+        for index, call in enumerate(self.calls):
+            before, after = (self._terms(text, names) for text in (call.before, call.after))
+            yield f"call{index}: {' '.join([*before, f'@arguments{index}', *after])}"
+
+    def _terms(self, text: str, names: Mapping[str, str]) -> list[str]:
+        """A text in Lark's syntax, its tags apart."""
+        parts = re.split(f"({'|'.join(map(re.escape, self.tags))})", text) if self.tags else [text]
+        return [
+            names[part] if part in self.tags else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        ]
