@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from workers.errors import GenerationFailedError, InvalidRequestError, first_line
+from workers.errors import InvalidRequestError, first_line
 from workers.grammar import Grammar
 from workers.grammar_matcher import OutputMatcher
 
@@ -42,7 +42,7 @@ class GrammarCompiler:
         vocab_size: int,
         end_tokens: tuple[int, ...],
     ) -> None:
-        """The tokenizer is loaded with the first grammar: it takes memory that few apps need.
+        """The vocabulary is read with the first grammar, unless `start_loading` was called before.
 
         Args:
             load_tokenizer: a tokenizer of transformers or tokenizers; None if there is none.
@@ -57,6 +57,13 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+
+    def start_loading(self) -> None:
+        """Begin to read the vocabulary, so that no request waits for it; returns at once.
+
+        It takes seconds and some 70 MiB where there are 128k tokens.
+        """
+        self._threads.submit(self._load_vocabulary)  # what is wrong with it is said to who asks
 
     def compile(self, grammar: Grammar) -> "Future[LLMatcher]":
         """Begin to compile it, unless that was done already; returns at once.
@@ -77,10 +84,16 @@ class GrammarCompiler:
     def matcher(self, grammar: Grammar) -> OutputMatcher:
         """A matcher for one more output; waits until the grammar is compiled, and raises as that
         does."""
-        return self._follow(self.compile(grammar).result().deep_copy())
+        return self.follow(self.compile(grammar).result())
+
+    def follow(self, compiled: "LLMatcher") -> OutputMatcher:
+        """A matcher for one more output of a compiled grammar."""
+        return OutputMatcher(
+            compiled.deep_copy(), vocab_size=self._vocab_size, end_tokens=self._end_tokens
+        )
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits  # an app without grammars needs none of it
+        from llguidance import LLMatcher, LLParserLimits
 
         check_size(grammar)
         vocabulary = self._load_vocabulary()
@@ -92,15 +105,12 @@ class GrammarCompiler:
         if matcher.is_error():
             raise _refused(matcher.get_error())
         try:
-            is_possible = any(self._follow(matcher.deep_copy()).allowed())
-        except GenerationFailedError as error:
+            is_possible = any(self.follow(matcher).allowed())
+        except InvalidRequestError as error:
             raise _refused(str(error)) from None
         if not is_possible:
             raise _refused("it allows no text at all")
         return matcher
-
-    def _follow(self, matcher: "LLMatcher") -> OutputMatcher:
-        return OutputMatcher(matcher, vocab_size=self._vocab_size, end_tokens=self._end_tokens)
 
     def _special_tokens(self, vocabulary: "LLTokenizer", grammar: Grammar) -> dict[str, int]:
         """The ids of those tags that are special tokens, which are no text to the library."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workers.errors import GenerationFailedError
+from workers.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -48,13 +48,13 @@ class OutputMatcher:
     def allowed(self) -> bytearray:
         """The tokens that may come next, one bit each, the lowest first.
 
-        Behind an end token another may come, and nothing else. Raises GenerationFailedError where
-        the library has met a limit; the matcher is of no use any more then.
+        Behind an end token another may come, and nothing else. Raises InvalidRequestError where the
+        library has met a limit; the matcher is of no use any more then.
         """
         has_ended = len(self._tokens) > self._num_matched
         mask = b"" if has_ended else self._matcher.compute_bitmask()[: self._num_bytes]
         if self._matcher.is_error():
-            raise GenerationFailedError(
+            raise InvalidRequestError(
                 "the grammar cannot be followed any further: "
                 + self._matcher.get_error().removesuffix("<non-verbose/>").strip()
             )

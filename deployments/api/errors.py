@@ -135,9 +135,16 @@ def error_response(error: TandemError) -> JSONResponse:
 
 
 def _headers(error: TandemError) -> dict[str, str]:
-    if isinstance(error, OverloadedError):
-        return {
-            "Retry-After": str(math.ceil(error.retry_after_s)),
-            "retry-after-ms": str(math.ceil(error.retry_after_s * 1000)),  # OpenAI's clients ask it
-        }
-    return {"WWW-Authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}
+    if isinstance(error, AuthenticationError):
+        return {"www-authenticate": "Bearer"}
+    return retry_metadata(error)
+
+
+def retry_metadata(error: TandemError) -> dict[str, str]:
+    """When a request may come back: headers of HTTP, and metadata of gRPC; empty if never."""
+    if not isinstance(error, OverloadedError):
+        return {}
+    return {
+        "retry-after": str(math.ceil(error.retry_after_s)),
+        "retry-after-ms": str(math.ceil(error.retry_after_s * 1000)),  # OpenAI's clients ask it
+    }

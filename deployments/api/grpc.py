@@ -15,7 +15,7 @@ from deployments.api import tandem_pb2
 from deployments.api.auth import authenticate
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
-from deployments.api.errors import grpc_code, told
+from deployments.api.errors import grpc_code, retry_metadata, told
 from deployments.api.grpc_answers import completion_of, parts_of, usage_of
 from deployments.api.grpc_chat import Messages, chat_fields
 from deployments.api.grpc_context import StatusContext, timeout_s
@@ -231,6 +231,7 @@ class Rpcs:
 
 class _FailureSetsStatus:
     """Gives a failure of its block a code and a message; without a code, Serve sends its traceback.
+    An overloaded server says when to come back.
 
     The error of a stream `is_raised`, without which Serve would end it as if all were well. A
     method with one answer ends without: Serve would log a traceback.
@@ -255,6 +256,8 @@ class _FailureSetsStatus:
             error = internal_error()
         self._context.set_code(grpc_code(error))
         self._context.set_details(told(str(error)))
+        if metadata := retry_metadata(error):
+            self._context.set_trailing_metadata(list(metadata.items()))
         if self._is_raised:
             raise error from None
         return True

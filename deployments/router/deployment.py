@@ -71,6 +71,7 @@ class Router(GrpcIngress):
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
         tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
         grammars = make_compiler(tokenizer, target_info)
+        grammars.start_loading()
         with_streams = args.has_streams(args.num_target_groups)
         self._loop = RoundLoop(
             targets=_client(target_group, "verify", VERIFY, with_streams=with_streams),
