@@ -94,11 +94,12 @@ class Rpcs:
             async with self._service.open(parsed, caller) as generation:
                 messages = self._messages(body, generation)
                 completions = await generation.complete()
+                choices = list(map(messages.choice, range(len(completions)), completions))
                 return tandem_pb2.ChatResponse(
                     id=f"chatcmpl-{generation.id}",
                     model=self._service.model.name,
-                    usage=usage_of(generation),
-                    choices=map(messages.choice, range(len(completions)), completions),
+                    usage=messages.usage(),
+                    choices=choices,
                 )
         return tandem_pb2.ChatResponse()
 
@@ -118,8 +119,7 @@ class Rpcs:
                 num_running = len(generation.choices)
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
-                    usage = None if num_running else usage_of(generation)
-                    yield messages.chunk(index, delta, id=f"chatcmpl-{generation.id}", usage=usage)
+                    yield messages.chunk(index, delta, is_last=num_running == 0)
 
     def _parse_chat(
         self, request: tandem_pb2.ChatRequest, *, is_stream: bool = False
@@ -134,7 +134,7 @@ class Rpcs:
         """What reads the messages in a generation's texts."""
         prompt = generation.choices[0].prompt
         message_format = self._service.message_format(body.conversation(), prompt)
-        return Messages(len(generation.choices), message_format)
+        return Messages(generation, message_format)
 
     async def tokenize(
         self, request: tandem_pb2.TokenizeRequest, context: StatusContext

@@ -29,7 +29,7 @@ def echoing(*, service_method: str, streaming_type: Any) -> Callable[..., Any]: 
 
     async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:
         assert context.peer()
-        for word in request.text.split():
+        for word in ("", *request.text.split()):
             yield GenerateChunk(text=word).SerializeToString()
 
     return stream if streaming_type.name == "UNARY_STREAM" else unary
