@@ -117,7 +117,16 @@ def error_body(error: TandemError) -> ErrorBody:
 
 def told(text: str) -> str:
     """A text as clients are told it: what it repeats of their request is bounded."""
+    text = sendable(text)
     return text if len(text) <= MAX_TOLD_LEN else f"{text[:MAX_TOLD_LEN]}..."
+
+
+def sendable(text: str) -> str:
+    """The text with halves of surrogate pairs, which are no characters, spelt out.
+
+    Clients can write them in JSON, and errors quote what clients write.
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _param(error: TandemError) -> str | None:

@@ -63,9 +63,7 @@ class Messages:
 
     def usage(self) -> tandem_pb2.Usage:
         """The usage, with the tokens of the thoughts that were found so far."""
-        return usage_of(
-            self._generation, num_reasoning_tokens=num_reasoning_tokens(self._texts)
-        )
+        return usage_of(self._generation, num_reasoning_tokens=num_reasoning_tokens(self._texts))
 
     def _parts(self, index: int, delta: Delta) -> dict[str, Any]:
         """What is said beside the message. The reason is `tool_calls` where it has some."""

@@ -150,9 +150,7 @@ async def test_who_is_refused_for_now_is_told_when_to_come_back(serving: LocalSe
     serving.service._admission = Admission(capacity)
     serving.targets.delay_s = 0.2
     request = GenerateRequest(text="Hello", max_tokens=2)
-    running = [
-        asyncio.create_task(serving.rpcs.generate(request, GrpcContext())) for _ in range(2)
-    ]
+    running = [asyncio.create_task(serving.rpcs.generate(request, GrpcContext())) for _ in range(2)]
     while serving.service.num_unfinished < 2:
         await asyncio.sleep(0.01)
     async with client_of(serving) as client:

@@ -166,10 +166,10 @@ async def test_openais_client_gets_json(serving: LocalServing) -> None:
 
 
 async def test_a_hostile_grammar_is_refused_and_others_go_on(client: httpx.AsyncClient) -> None:
-    for stream in (False, True):
+    for is_stream in (False, True):
         response = await client.post(
             "/v1/completions",
-            json=body(guided_regex="(" * 999 + ")" * 999, stream=stream),
+            json=body(guided_regex="(" * 999 + ")" * 999, stream=is_stream),
         )
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "guided_regex")
