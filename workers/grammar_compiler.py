@@ -100,7 +100,11 @@ class GrammarCompiler:
         limits = LLParserLimits(
             step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS, verbose_errors=False
         )
-        serialized = serialize(grammar, self._special_tokens(vocabulary, grammar))
+        special_tokens = self._special_tokens(vocabulary, grammar)
+        try:
+            serialized = serialize(grammar, special_tokens)
+        except Exception as error:  # of many kinds, even of none but Exception
+            raise _refused(first_line(error)) from None
         matcher = LLMatcher(vocabulary, serialized, limits=limits, log_level=0)
         if matcher.is_error():
             raise _refused(matcher.get_error())
@@ -171,11 +175,8 @@ def check_size(grammar: Grammar) -> None:
 
 
 def serialize(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
-    """A grammar as the library takes it; raises InvalidRequestError."""
-    try:
-        body = _body(grammar)
-    except ValueError as error:
-        raise _refused(first_line(error)) from None
+    """A grammar as the library takes it; raises whatever the library does for one that is wrong."""
+    body = _body(grammar)
     if not grammar.starts_after:
         return json.dumps({"grammars": [body]})
     whole = _thoughts_first(grammar, special_tokens)

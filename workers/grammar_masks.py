@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from workers.errors import GenerationFailedError, InvalidRequestError
+from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
@@ -74,7 +74,7 @@ class GrammarMasks:
 
         None without a grammar, and where it is not ready. Behind a forbidden draft there is None
         too: no token there is ever looked at. Raises InvalidRequestError for a grammar that cannot
-        be used or followed, and GenerationFailedError for a text that it does not allow.
+        be used or followed.
         # num_drafts + 1 of [ceil(vocab / 8)] uint8
         """
         masks: list[Tensor | None] = [None] * (num_drafts + 1)
@@ -83,25 +83,27 @@ class GrammarMasks:
         output = sequence.tokens[prompt_len:]
         num_committed = len(output) - num_drafts
         matcher = self._matcher_of(sequence, grammar)
-        if not matcher.move_to(output[:num_committed]):
-            raise GenerationFailedError("the text so far does not match its grammar")
-        masks[0] = first = self._mask(sequence, matcher)
-        for index, draft in enumerate(output[num_committed:]):
-            if not matcher.push(draft):
-                break
-            try:
-                masks[index + 1] = self._mask(sequence, matcher)
-            except InvalidRequestError:  # the sequence's end only if it comes there
-                masks[index + 1] = torch.zeros_like(first)
-                break
-        return masks
-
-    def _mask(self, sequence: CachedSequence, matcher: OutputMatcher) -> Tensor:
         try:
-            return torch.frombuffer(matcher.allowed(), dtype=torch.uint8)
+            if not matcher.move_to(output[:num_committed]):
+                # the library itself has allowed it, as some rules of special tokens bring it to
+                raise InvalidRequestError(
+                    "the grammar cannot be followed any further: it does not take the text so far; "
+                    "try another grammar"
+                )
+            masks[0] = first = _mask(matcher)
         except InvalidRequestError:
             del self._matchers[sequence]
             raise
+        for index, draft in enumerate(output[num_committed:], start=1):
+            try:
+                if not matcher.push(draft):
+                    break
+                masks[index] = _mask(matcher)
+            except InvalidRequestError:  # the sequence's end only if it comes there
+                del self._matchers[sequence]
+                masks[index] = torch.zeros_like(first)
+                break
+        return masks
 
     def _matcher_of(self, sequence: CachedSequence, grammar: Grammar) -> OutputMatcher:
         matcher = self._matchers.get(sequence)
@@ -109,3 +111,7 @@ class GrammarMasks:
             matcher = self._compiler.follow(self._compiled(sequence, grammar).result())
             self._matchers[sequence] = matcher
         return matcher
+
+
+def _mask(matcher: OutputMatcher) -> Tensor:
+    return torch.frombuffer(matcher.allowed(), dtype=torch.uint8)
