@@ -23,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cases", type=int, default=300, help="random cases of each property test: see `make fuzz`"
     )
+    parser.addoption(
+        "--seed", type=int, default=0, help="of the cases of tests/compat/test_schemathesis.py"
+    )
 
 
 @pytest.hookimpl(optionalhook=True)  # the plugin is not where only the GPU's tests run

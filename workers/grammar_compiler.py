@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from workers.errors import GenerationFailedError, InvalidRequestError, first_line
+from workers.errors import InvalidRequestError, first_line
 from workers.grammar import Grammar
 from workers.grammar_matcher import OutputMatcher
 from workers.tool_call_grammar import ToolCalls
@@ -43,7 +43,7 @@ class GrammarCompiler:
         vocab_size: int,
         end_tokens: tuple[int, ...],
     ) -> None:
-        """The tokenizer is loaded with the first grammar: it takes memory that few apps need.
+        """The vocabulary is read with the first grammar, unless `start_loading` was called before.
 
         Args:
             load_tokenizer: a tokenizer of transformers or tokenizers; None if there is none.
@@ -58,6 +58,13 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+
+    def start_loading(self) -> None:
+        """Begin to read the vocabulary, so that no request waits for it; returns at once.
+
+        It takes seconds and some 70 MiB where there are 128k tokens.
+        """
+        self._threads.submit(self._load_vocabulary)  # what is wrong with it is said to who asks
 
     def compile(self, grammar: Grammar) -> "Future[LLMatcher]":
         """Begin to compile it, unless that was done already; returns at once.
@@ -78,30 +85,37 @@ class GrammarCompiler:
     def matcher(self, grammar: Grammar) -> OutputMatcher:
         """A matcher for one more output; waits until the grammar is compiled, and raises as that
         does."""
-        return self._follow(self.compile(grammar).result().deep_copy())
+        return self.follow(self.compile(grammar).result())
+
+    def follow(self, compiled: "LLMatcher") -> OutputMatcher:
+        """A matcher for one more output of a compiled grammar."""
+        return OutputMatcher(
+            compiled.deep_copy(), vocab_size=self._vocab_size, end_tokens=self._end_tokens
+        )
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits  # an app without grammars needs none of it
+        from llguidance import LLMatcher, LLParserLimits
 
         check_size(grammar)
         vocabulary = self._load_vocabulary()
         limits = LLParserLimits(
             step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS, verbose_errors=False
         )
-        serialized = serialize(grammar, self._special_tokens(vocabulary, grammar))
+        special_tokens = self._special_tokens(vocabulary, grammar)
+        try:
+            serialized = serialize(grammar, special_tokens)
+        except Exception as error:  # of many kinds, even of none but Exception
+            raise _refused(first_line(error)) from None
         matcher = LLMatcher(vocabulary, serialized, limits=limits, log_level=0)
         if matcher.is_error():
             raise _refused(_with_function(vocabulary, grammar) or matcher.get_error())
         try:
-            is_possible = any(self._follow(matcher.deep_copy()).allowed())
-        except GenerationFailedError as error:
+            is_possible = any(self.follow(matcher).allowed())
+        except InvalidRequestError as error:
             raise _refused(str(error)) from None
         if not is_possible:
             raise _refused("it allows no text at all")
         return matcher
-
-    def _follow(self, matcher: "LLMatcher") -> OutputMatcher:
-        return OutputMatcher(matcher, vocab_size=self._vocab_size, end_tokens=self._end_tokens)
 
     def _special_tokens(self, vocabulary: "LLTokenizer", grammar: Grammar) -> dict[str, int]:
         """The ids of those tags that are special tokens, which are no text to the library."""
@@ -163,17 +177,14 @@ def check_size(grammar: Grammar) -> None:
 
 
 def serialize(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
-    """A grammar as the library takes it; raises InvalidRequestError."""
+    """A grammar as the library takes it; raises whatever the library does for one that is wrong."""
     names = {
         tag: f"<[{special_tokens[tag]}]>"
         if tag in special_tokens
         else json.dumps(tag, ensure_ascii=False)
         for tag in _tags(grammar)
     }
-    try:
-        first, *others = _body(grammar, names)
-    except ValueError as error:
-        raise _refused(first_line(error)) from None
+    first, *others = _body(grammar, names)
     if not grammar.starts_after:
         return json.dumps({"grammars": [first, *others]})
     rules = _thoughts_first(grammar, names, is_special=grammar.starts_after in special_tokens)

@@ -5,16 +5,23 @@ from them where it was lost. What a step runs ahead, drafts that may be rejected
 and taken back by the next step as far as other tokens were committed.
 """
 
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from workers.errors import GenerationFailedError
+from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
 from workers.kv_cache import CachedSequence
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class GrammarMasks:
@@ -22,21 +29,38 @@ class GrammarMasks:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
+        self._compiling: WeakKeyDictionary[CachedSequence, Future[LLMatcher]] = WeakKeyDictionary()
+        """Kept for each sequence: the compiler forgets grammars where there are many."""
         self._matchers: WeakKeyDictionary[CachedSequence, OutputMatcher] = WeakKeyDictionary()
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when a grammar is compiled that was not ready when it was asked for; in a thread
+        of the compiler's."""
 
     def __len__(self) -> int:
         """Sequences whose match is kept."""
         return len(self._matchers)
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Begin to compile a grammar that will be asked for."""
-        self._compiler.compile(grammar)
+    def start_loading(self) -> None:
+        """See GrammarCompiler."""
+        self._compiler.start_loading()
 
     def is_ready(self, sequence: CachedSequence, grammar: Grammar | None) -> bool:
-        """Whether its masks can be had at once, or it is known why not."""
+        """Whether its masks can be had at once, or it is known why not; else they will be."""
         if grammar is None or sequence in self._matchers:
             return True
-        return self._compiler.compile(grammar).done()
+        return self._compiled(sequence, grammar).done()
+
+    def wait(self, sequence: CachedSequence, grammar: Grammar) -> None:
+        """Return when it `is_ready`."""
+        futures.wait([self._compiled(sequence, grammar)])
+
+    def _compiled(self, sequence: CachedSequence, grammar: Grammar) -> "Future[LLMatcher]":
+        future = self._compiling.get(sequence)
+        if future is None:
+            future = self._compiling[sequence] = self._compiler.compile(grammar)
+            if not future.done():
+                future.add_done_callback(lambda _: self.on_ready())
+        return future
 
     def after_each(
         self,
@@ -50,7 +74,7 @@ class GrammarMasks:
 
         None without a grammar, and where it is not ready. Behind a forbidden draft there is None
         too: no token there is ever looked at. Raises InvalidRequestError for a grammar that cannot
-        be used, and GenerationFailedError.
+        be used or followed.
         # num_drafts + 1 of [ceil(vocab / 8)] uint8
         """
         masks: list[Tensor | None] = [None] * (num_drafts + 1)
@@ -59,29 +83,35 @@ class GrammarMasks:
         output = sequence.tokens[prompt_len:]
         num_committed = len(output) - num_drafts
         matcher = self._matcher_of(sequence, grammar)
-        if not matcher.move_to(output[:num_committed]):
-            raise GenerationFailedError("the text so far does not match its grammar")
-        masks[0] = first = self._mask(sequence, matcher)
-        for index, draft in enumerate(output[num_committed:]):
-            if not matcher.push(draft):
-                break
-            try:
-                masks[index + 1] = self._mask(sequence, matcher)
-            except GenerationFailedError:  # the sequence's end only if it comes there
-                masks[index + 1] = torch.zeros_like(first)
-                break
-        return masks
-
-    def _mask(self, sequence: CachedSequence, matcher: OutputMatcher) -> Tensor:
         try:
-            return torch.frombuffer(matcher.allowed(), dtype=torch.uint8)
-        except GenerationFailedError:
+            if not matcher.move_to(output[:num_committed]):
+                # the library itself has allowed it, as some rules of special tokens bring it to
+                raise InvalidRequestError(
+                    "the grammar cannot be followed any further: it does not take the text so far; "
+                    "try another grammar"
+                )
+            masks[0] = first = _mask(matcher)
+        except InvalidRequestError:
             del self._matchers[sequence]
             raise
+        for index, draft in enumerate(output[num_committed:], start=1):
+            try:
+                if not matcher.push(draft):
+                    break
+                masks[index] = _mask(matcher)
+            except InvalidRequestError:  # the sequence's end only if it comes there
+                del self._matchers[sequence]
+                masks[index] = torch.zeros_like(first)
+                break
+        return masks
 
     def _matcher_of(self, sequence: CachedSequence, grammar: Grammar) -> OutputMatcher:
         matcher = self._matchers.get(sequence)
         if matcher is None:
-            matcher = self._compiler.matcher(grammar)
+            matcher = self._compiler.follow(self._compiled(sequence, grammar).result())
             self._matchers[sequence] = matcher
         return matcher
+
+
+def _mask(matcher: OutputMatcher) -> Tensor:
+    return torch.frombuffer(matcher.allowed(), dtype=torch.uint8)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from workers.errors import GenerationFailedError
+from workers.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -34,13 +34,17 @@ class OutputMatcher:
         return all(self.push(token) for token in output[length:])
 
     def push(self, token: int) -> bool:
-        """Match one more token; False, and nothing has changed, where the grammar forbids it."""
+        """Match one more token; False, and nothing has changed, where the grammar forbids it.
+
+        Raises InvalidRequestError as `allowed` does.
+        """
         if token in self._end_tokens:
             fits = self._matcher.is_accepting()
         else:
             has_ended = len(self._tokens) > self._num_matched or self._matcher.is_stopped()
             fits = not has_ended and self._matcher.try_consume_tokens([token]) == 1
             self._num_matched += fits
+            self._check()
         if fits:
             self._tokens.append(token)
         return fits
@@ -48,16 +52,12 @@ class OutputMatcher:
     def allowed(self) -> bytearray:
         """The tokens that may come next, one bit each, the lowest first.
 
-        Behind an end token another may come, and nothing else. Raises GenerationFailedError where
-        the library has met a limit; the matcher is of no use any more then.
+        Behind an end token another may come, and nothing else. Raises InvalidRequestError where the
+        library has met a limit; the matcher is of no use any more then.
         """
         has_ended = len(self._tokens) > self._num_matched
         mask = b"" if has_ended else self._matcher.compute_bitmask()[: self._num_bytes]
-        if self._matcher.is_error():
-            raise GenerationFailedError(
-                "the grammar cannot be followed any further: "
-                + self._matcher.get_error().removesuffix("<non-verbose/>").strip()
-            )
+        self._check()
         bits = bytearray(mask.ljust(self._num_bytes, b"\0"))
         may_end = has_ended or self._matcher.is_accepting()
         for token in self._end_tokens:
@@ -77,3 +77,10 @@ class OutputMatcher:
             self._matcher.rollback(num_back)
             self._num_matched = length
         del self._tokens[length:]
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InvalidRequestError(
+                "the grammar cannot be followed any further: "
+                + self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+            )

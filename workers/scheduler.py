@@ -46,6 +46,7 @@ def schedule(
     backlog: Backlog[RequestT],
     *,
     max_batched_tokens: int,
+    is_held: Callable[[WorkItem[RequestT]], bool],
     num_draft_slots: Callable[[RequestT, int], int],
     isolated: Callable[[str], AbstractContextManager[None]],
 ) -> list[ScheduledRun[RequestT]]:
@@ -53,6 +54,7 @@ def schedule(
 
     Args:
         max_batched_tokens: the step's token budget for prefills.
+        is_held: whether the last token of an item has to wait, though not those before it.
         num_draft_slots: how many cache slots a request wants behind its given tokens, of which
             there are so many.
         isolated: lets what is raised for a sequence, by its id, end that sequence only.
@@ -62,7 +64,9 @@ def schedule(
     for item in backlog.in_turn():
         if item.sequence.seq_id not in backlog:  # preempted for an earlier one
             continue
-        num_given = len(item.remaining)
+        num_given = len(item.remaining) - is_held(item)
+        if num_given == 0:
+            continue
         if item.is_prefill:
             budget = max_batched_tokens - num_tokens
             num_given = min(num_given, budget if has_prefill else max(budget, MIN_PREFILL_CHUNK))

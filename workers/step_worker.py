@@ -53,6 +53,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
     """What requests are answered with."""
     timed_sizes: Sequence[Size]
     """The steps that its table of times has, most important first."""
+    waits_for_grammars = True
+    """Whether no token is decided before the request's grammar is compiled."""
 
     def __init__(
         self,
@@ -91,6 +93,14 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """See PagedModel."""
         return self._paged.start_compiling()
 
+    def start_loading_grammars(self) -> None:
+        """Begin to read the vocabulary, for which the first request with a grammar would wait."""
+        self._grammars.start_loading()
+
+    def on_grammar_ready(self, call: Callable[[], None]) -> None:
+        """Have `call` called, in any thread, when another step may serve what waits."""
+        self._grammars.on_ready = call
+
     @abstractmethod
     def _num_draft_slots(self, request: RequestT, given_len: int) -> int:
         """Cache slots wanted for drafts, behind the `given_len` tokens that are given."""
@@ -110,6 +120,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         needs_tokens_from: int | None = None,
         is_released: bool = False,
         error: str = "",
+        is_refused: bool = False,
     ) -> ResultT:
         """The result of a request that was not served."""
         return self.result_type(
@@ -117,6 +128,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             needs_tokens_from=needs_tokens_from,
             is_released=is_released,
             error=error,
+            is_refused=is_refused,
         )
 
     @property
@@ -198,7 +210,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         results = {result.seq_id: result for request in batch for result in self.submit(request)}
         while len(results) < len(batch):
             finished, has_run = self.step()
-            if not finished and not has_run:
+            if not finished and not has_run and not self._wait_for_grammar():
                 raise KVCacheExhaustedError(
                     f"{len(batch) - len(results)} sequences of the batch do not fit beside the "
                     f"{self.num_sequences} that are cached; release some or raise kv_cache_gib"
@@ -217,8 +229,6 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             results.append(self.unanswered(request.seq_id, is_released=True))
         with self._isolated(request.seq_id):
             self._check(request)
-            if request.sampling.grammar is not None:
-                self._grammars.prepare(request.sampling.grammar)
             sequence, remaining = self._sequences.synchronise(
                 request.seq_id,
                 request.base_len,
@@ -232,6 +242,19 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             else:
                 self._backlog.add(WorkItem(request=request, sequence=sequence, remaining=remaining))
         return results + self._take_failed()
+
+    def _is_held(self, item: WorkItem[RequestT]) -> bool:
+        """Whether the newest of the item's tokens waits for its grammar: no step does."""
+        grammar = item.request.sampling.grammar
+        return self.waits_for_grammars and not self._grammars.is_ready(item.sequence, grammar)
+
+    def _wait_for_grammar(self) -> bool:
+        """Wait until an item that is held can go on; whether there was any."""
+        for item in self._backlog.in_turn():
+            if item.request.sampling.grammar is not None and self._is_held(item):
+                self._grammars.wait(item.sequence, item.request.sampling.grammar)
+                return True
+        return False
 
     def _check(self, request: RequestT) -> None:
         """Raise ContextLengthError if the sequence can never fit, InvalidRequestError for a weight
@@ -252,15 +275,15 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         try:
             yield
         except TandemError as error:
-            self._fail(seq_id, str(error))
+            self._fail(seq_id, str(error), is_refused=isinstance(error, InvalidRequestError))
         except Exception:
             logger.exception("sequence %s has failed", seq_id)
             self._fail(seq_id, "internal error; the worker's log says more")
 
-    def _fail(self, seq_id: str, error: str) -> None:
+    def _fail(self, seq_id: str, error: str, *, is_refused: bool = False) -> None:
         """Forget a sequence, and have its result say why."""
         self._backlog.release([seq_id])
-        self._failed.append(self.unanswered(seq_id, error=error))
+        self._failed.append(self.unanswered(seq_id, error=error, is_refused=is_refused))
 
     def _take_failed(self) -> list[ResultT]:
         failed, self._failed = self._failed, []
@@ -269,11 +292,13 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
     def step(self) -> tuple[list[ResultT], bool]:
         """Serve some of what waits; returns the answers and whether the model has run.
 
-        Neither means that what waits has no room until a sequence is released.
+        Neither means that what waits has no room until a sequence is released, or waits for its
+        grammar; see `on_grammar_ready`.
         """
         runs = schedule(
             self._backlog,
             max_batched_tokens=self._max_batched_tokens,
+            is_held=self._is_held,
             num_draft_slots=self._num_draft_slots,
             isolated=self._isolated,
         )

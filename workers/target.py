@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from workers.backlog import WorkItem
-from workers.errors import GenerationFailedError, InvalidRequestError
+from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
 from workers.logprobs import token_logprobs
 from workers.model import Model
 from workers.paged_model import CacheOptions, Ranks
@@ -82,11 +82,6 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         )
 
     def _serve(self, runs: Sequence[Run]) -> list[VerifyResult]:
-        too_early = {
-            run.sequence.seq_id
-            for run in runs
-            if not self._grammars.is_ready(run.sequence, run.item.request.sampling.grammar)
-        }
         plan = StepPlan()
         for run in runs:
             tokens = run.tokens + _drafts(run)
@@ -106,10 +101,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             if verdict is None or run.sequence.seq_id not in self._backlog:  # it has failed
                 continue
             with self._isolated(run.sequence.seq_id):
-                is_early = run.sequence.seq_id in too_early
-                results.append(
-                    self._postpone(run) if is_early else self._answer(run, verdict, logits, row)
-                )
+                results.append(self._answer(run, verdict, logits, row))
         return results
 
     def _take_prompt_logprobs(self, runs: Sequence[Run], logits: Tensor) -> Tensor:
@@ -161,12 +153,14 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
     def _answer(self, run: Run, verdict: Verdict, logits: Tensor, row: int) -> VerifyResult:
         """Roll back the drafts that were rejected; the run's logits begin at `row`.
 
-        Raises GenerationFailedError where the model's scores decide no token.
+        Raises GenerationFailedError where the model's scores decide no token, and
+        InvalidRequestError where the request's parameters leave none.
         """
         sequence = run.sequence
         accepted_len = sequence.cached_len - run.num_draft_slots + verdict.num_accepted
         if verdict.tokens[-1] == NO_TOKEN:
-            raise self._no_token(run.item.request, accepted_len)
+            scores = logits[row + verdict.num_accepted]
+            raise self._no_token(run.item.request, scores, accepted_len)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if (num_top := run.item.request.num_logprobs) is not None:
             rows = logits[row : row + len(verdict.tokens)]
@@ -182,28 +176,22 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             prompt_logprobs=tuple(run.item.prompt_logprobs),
         )
 
-    def _postpone(self, run: Run) -> VerifyResult:
-        """Have a sequence asked for again whose grammar is being compiled: no step waits for it."""
-        sequence = run.sequence
-        self._sequences.truncate(sequence, sequence.cached_len - run.num_draft_slots - 1)
-        self._backlog.finish(run.item)
-        return self._progress(run.item)
-
-    def _no_token(self, request: VerifyRequest, position: int) -> GenerationFailedError:
-        if request.sampling.grammar is not None:
+    def _no_token(self, request: VerifyRequest, scores: Tensor, position: int) -> TandemError:
+        """Why the model's scores and the request's parameters decide no token.  # [vocab]"""
+        if not scores.max().isfinite():
             return GenerationFailedError(
+                f"the scores of {self._paged.model.name!r} are not finite numbers at position "
+                f"{position}, so no token can be chosen; try another prompt, other sampling "
+                "parameters or dtype=float32"
+            )
+        if request.sampling.grammar is not None:
+            return InvalidRequestError(
                 f"no token is allowed at position {position}: the grammar and the other parameters "
                 "of the request leave none; try another grammar"
             )
-        if request.sampling.has_bans:
-            return GenerationFailedError(
-                f"no token is allowed at position {position}: bad_words, min_tokens and the other "
-                "parameters of the request leave none; ban fewer tokens"
-            )
-        return GenerationFailedError(
-            f"the scores of {self._paged.model.name!r} are not finite numbers at position "
-            f"{position}, so no token can be chosen; try another prompt, other sampling "
-            "parameters or dtype=float32"
+        return InvalidRequestError(
+            f"no token is allowed at position {position}: bad_words, min_tokens and the other "
+            "parameters of the request leave none; ban fewer tokens"
         )
 
     def _judged_run(self, run: Run) -> JudgedRun:

@@ -185,6 +185,8 @@ class WorkResult:
     """The sequence was released, or asked for again, before its turn came."""
     error: str = ""
     """Why this sequence cannot go on; the worker has forgotten it. Empty if all is well."""
+    is_refused: bool = False
+    """Whether what the request asks for is the cause of the error, not the model or a defect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from deployments.api.logprobs import (
 )
 from deployments.api.openai import Usage
 from deployments.router.chat.message import Conversation, ToolCall
-from deployments.router.chat.text import MessageDelta, MessageText
+from deployments.router.chat.text import MessageDelta, MessageText, num_reasoning_tokens
 from deployments.router.generation import Generation
 from deployments.router.sequence import Delta
 from deployments.router.service import GenerationService
@@ -143,8 +143,6 @@ class ChatWriter:
         self._asked = asked
         message_format = service.message_format(asked.conversation, generation.choices[0].prompt)
         self._texts = [MessageText(format=message_format) for _ in generation.choices]
-        self._offsets: list[list[int]] = [[] for _ in self._texts]
-        """Where the text of each token of each choice begins."""
         self._begun: set[int] = set()
         """The choices whose stream has begun."""
 
@@ -160,7 +158,7 @@ class ChatWriter:
 
     def _choice(self, index: int, delta: Delta) -> ChatChoice:
         text = self._texts[index]
-        message = self._push(index, delta)
+        message = text.take(delta)
         calls = [_call(call) for _, call in message.tool_calls]
         return ChatChoice(
             index=index,
@@ -179,7 +177,7 @@ class ChatWriter:
             self._begun.add(index)
             yield self._chunk(index, AssistantDelta(role="assistant", content=""), usage)
         text = self._texts[index]
-        new = self._push(index, delta)
+        new = text.take(delta)
         details = self._asked.details(delta)
         if new or details:
             yield self._chunk(index, _delta(new), usage, **details)
@@ -196,19 +194,8 @@ class ChatWriter:
             usage=self._with_reasoning(usage),
         )
 
-    def _push(self, index: int, delta: Delta) -> MessageDelta:
-        """What a delta adds to the message of a choice."""
-        self._offsets[index] += [record.text_offset for record in delta.records]
-        return self._texts[index].push(delta.text, is_final=delta.finish_reason is not None)
-
     def _with_reasoning(self, usage: Usage) -> Usage:
-        """The usage with the tokens that begin within thoughts, where these are looked for."""
-        if self._texts[0].format.reasoning is not None:
-            usage.completion_tokens_details.reasoning_tokens = sum(
-                offset < text.reasoning_end
-                for text, offsets in zip(self._texts, self._offsets, strict=True)
-                for offset in offsets
-            )
+        usage.completion_tokens_details.reasoning_tokens = num_reasoning_tokens(self._texts)
         return usage
 
     def _chunk(

@@ -117,7 +117,16 @@ def error_body(error: TandemError) -> ErrorBody:
 
 def told(text: str) -> str:
     """A text as clients are told it: what it repeats of their request is bounded."""
+    text = sendable(text)
     return text if len(text) <= MAX_TOLD_LEN else f"{text[:MAX_TOLD_LEN]}..."
+
+
+def sendable(text: str) -> str:
+    """The text with halves of surrogate pairs, which are no characters, spelt out.
+
+    Clients can write them in JSON, and errors quote what clients write.
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _param(error: TandemError) -> str | None:
@@ -135,9 +144,16 @@ def error_response(error: TandemError) -> JSONResponse:
 
 
 def _headers(error: TandemError) -> dict[str, str]:
-    if isinstance(error, OverloadedError):
-        return {
-            "Retry-After": str(math.ceil(error.retry_after_s)),
-            "retry-after-ms": str(math.ceil(error.retry_after_s * 1000)),  # OpenAI's clients ask it
-        }
-    return {"WWW-Authenticate": "Bearer"} if isinstance(error, AuthenticationError) else {}
+    if isinstance(error, AuthenticationError):
+        return {"www-authenticate": "Bearer"}
+    return retry_metadata(error)
+
+
+def retry_metadata(error: TandemError) -> dict[str, str]:
+    """When a request may come back: headers of HTTP, and metadata of gRPC; empty if never."""
+    if not isinstance(error, OverloadedError):
+        return {}
+    return {
+        "retry-after": str(math.ceil(error.retry_after_s)),
+        "retry-after-ms": str(math.ceil(error.retry_after_s * 1000)),  # OpenAI's clients ask it
+    }

@@ -15,7 +15,7 @@ from deployments.api import tandem_pb2
 from deployments.api.auth import authenticate
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
-from deployments.api.errors import grpc_code, told
+from deployments.api.errors import grpc_code, retry_metadata, told
 from deployments.api.grpc_answers import completion_of, parts_of, usage_of
 from deployments.api.grpc_chat import Messages, chat_fields, tokenize_fields
 from deployments.api.grpc_context import StatusContext, timeout_s
@@ -95,11 +95,12 @@ class Rpcs:
             async with self._service.open(parsed, caller) as generation:
                 messages = self._messages(body, generation)
                 completions = await generation.complete()
+                choices = list(map(messages.choice, range(len(completions)), completions))
                 return tandem_pb2.ChatResponse(
                     id=f"chatcmpl-{generation.id}",
                     model=self._service.model.name,
-                    usage=usage_of(generation),
-                    choices=map(messages.choice, range(len(completions)), completions),
+                    usage=messages.usage(),
+                    choices=choices,
                 )
         return tandem_pb2.ChatResponse()
 
@@ -119,8 +120,7 @@ class Rpcs:
                 num_running = len(generation.choices)
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
-                    usage = None if num_running else usage_of(generation)
-                    yield messages.chunk(index, delta, id=f"chatcmpl-{generation.id}", usage=usage)
+                    yield messages.chunk(index, delta, is_last=num_running == 0)
 
     def _parse_chat(
         self, request: tandem_pb2.ChatRequest, *, is_stream: bool = False
@@ -135,7 +135,7 @@ class Rpcs:
         """What reads the messages in a generation's texts."""
         prompt = generation.choices[0].prompt
         message_format = self._service.message_format(body.conversation(), prompt)
-        return Messages(len(generation.choices), message_format)
+        return Messages(generation, message_format)
 
     async def tokenize(
         self, request: tandem_pb2.TokenizeRequest, context: StatusContext
@@ -227,6 +227,7 @@ class Rpcs:
 
 class _FailureSetsStatus:
     """Gives a failure of its block a code and a message; without a code, Serve sends its traceback.
+    An overloaded server says when to come back.
 
     The error of a stream `is_raised`, without which Serve would end it as if all were well. A
     method with one answer ends without: Serve would log a traceback.
@@ -251,6 +252,8 @@ class _FailureSetsStatus:
             error = internal_error()
         self._context.set_code(grpc_code(error))
         self._context.set_details(told(str(error)))
+        if metadata := retry_metadata(error):
+            self._context.set_trailing_metadata(list(metadata.items()))
         if self._is_raised:
             raise error from None
         return True

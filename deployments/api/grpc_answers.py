@@ -22,13 +22,17 @@ def completion_of(completion: Delta) -> tandem_pb2.Completion:
     return tandem_pb2.Completion(**parts_of(completion))
 
 
-def usage_of(generation: Generation) -> tandem_pb2.Usage:
+def usage_of(
+    generation: Generation, *, num_reasoning_tokens: int | None = None
+) -> tandem_pb2.Usage:
+    """The usage so far; the tokens of thoughts are those that the caller has found."""
     usage = generation.usage
     return tandem_pb2.Usage(
         prompt_tokens=usage.num_prompt_tokens,
         completion_tokens=usage.num_completion_tokens,
         accepted_prediction_tokens=usage.num_accepted,
         rejected_prediction_tokens=usage.num_rejected,
+        reasoning_tokens=num_reasoning_tokens,
         speculation=tandem_pb2.SpeculationUsage(
             rounds=usage.speculation.num_rounds,
             drafted_tokens=usage.speculation.num_draft_tokens,

@@ -5,11 +5,12 @@ from typing import Any
 
 from deployments.api import tandem_pb2
 from deployments.api.chat import ChatCompletionRequest
-from deployments.api.grpc_answers import parts_of
+from deployments.api.grpc_answers import parts_of, usage_of
 from deployments.api.grpc_fields import given_fields, plain
 from deployments.api.validation import brief
 from deployments.router.chat.message import ToolCall
-from deployments.router.chat.text import MessageFormat, MessageText
+from deployments.router.chat.text import MessageFormat, MessageText, num_reasoning_tokens
+from deployments.router.generation import Generation
 from deployments.router.sequence import Delta
 from workers.errors import InvalidRequestError
 
@@ -48,12 +49,13 @@ def conversation_fields(
 class Messages:
     """The messages that the texts of one generation are, as they grow."""
 
-    def __init__(self, num_choices: int, message_format: MessageFormat) -> None:
-        self._texts = [MessageText(format=message_format) for _ in range(num_choices)]
+    def __init__(self, generation: Generation, message_format: MessageFormat) -> None:
+        self._generation = generation
+        self._texts = [MessageText(format=message_format) for _ in generation.choices]
 
     def choice(self, index: int, delta: Delta) -> tandem_pb2.ChatChoice:
         """A whole answer."""
-        new = self._texts[index].push(delta.text, is_final=True)
+        new = self._texts[index].take(delta)
         return tandem_pb2.ChatChoice(
             message=tandem_pb2.ChatMessage(
                 role="assistant",
@@ -64,18 +66,22 @@ class Messages:
             **self._parts(index, delta),
         )
 
-    def chunk(self, index: int, delta: Delta, **more: Any) -> tandem_pb2.ChatChunk:
-        """What a commit adds to an answer."""
-        is_final = delta.finish_reason is not None
-        new = self._texts[index].push(delta.text, is_final=is_final)
+    def chunk(self, index: int, delta: Delta, *, is_last: bool) -> tandem_pb2.ChatChunk:
+        """What a commit adds to an answer; the last one of all has the usage."""
+        new = self._texts[index].take(delta)
         return tandem_pb2.ChatChunk(
             index=index,
             content=new.content,
             reasoning_content=new.reasoning,
             tool_calls=[_call(call, index=number) for number, call in new.tool_calls],
+            id=f"chatcmpl-{self._generation.id}",
+            usage=self.usage() if is_last else None,
             **self._parts(index, delta),
-            **more,
         )
+
+    def usage(self) -> tandem_pb2.Usage:
+        """The usage, with the tokens of the thoughts that were found so far."""
+        return usage_of(self._generation, num_reasoning_tokens=num_reasoning_tokens(self._texts))
 
     def _parts(self, index: int, delta: Delta) -> dict[str, Any]:
         """What is said beside the message."""

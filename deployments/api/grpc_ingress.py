@@ -1,15 +1,19 @@
 """The gRPC methods as Serve's proxy calls them by name: of the deployment that mixes this in."""
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ray.serve.grpc_util import RayServegRPCContext
+
+from workers.errors import OverloadedError
 
 if TYPE_CHECKING:
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
     from deployments.api import tandem_pb2
     from deployments.api.grpc import Rpcs
+
+ChunkT = TypeVar("ChunkT")
 
 
 class GrpcIngress:
@@ -25,7 +29,10 @@ class GrpcIngress:
     async def GenerateStream(
         self, request: "tandem_pb2.GenerateRequest", grpc_context: RayServegRPCContext
     ) -> "AsyncIterator[tandem_pb2.GenerateChunk]":
-        async for chunk in self._rpcs.generate_stream(request, grpc_context):
+        from deployments.api.tandem_pb2 import GenerateChunk
+
+        chunks = self._rpcs.generate_stream(request, grpc_context)
+        async for chunk in _with_metadata(chunks, GenerateChunk()):
             yield chunk
 
     async def Chat(
@@ -36,7 +43,10 @@ class GrpcIngress:
     async def ChatStream(
         self, request: "tandem_pb2.ChatRequest", grpc_context: RayServegRPCContext
     ) -> "AsyncIterator[tandem_pb2.ChatChunk]":
-        async for chunk in self._rpcs.chat_stream(request, grpc_context):
+        from deployments.api.tandem_pb2 import ChatChunk
+
+        chunks = self._rpcs.chat_stream(request, grpc_context)
+        async for chunk in _with_metadata(chunks, ChatChunk()):
             yield chunk
 
     async def Tokenize(
@@ -61,3 +71,17 @@ class GrpcIngress:
     ) -> "HealthCheckResponse":
         """Asked by the proxies on behalf of `grpc.health.v1.Health`."""
         return self._rpcs.health()
+
+
+async def _with_metadata(chunks: AsyncIterator[ChunkT], empty: ChunkT) -> AsyncIterator[ChunkT]:
+    """The chunks, and before an error that has metadata an empty one, which `grpc_proxy` drops.
+
+    Serve's proxy takes a call's metadata over with each chunk; of an error it is told the code and
+    the details only.
+    """
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except OverloadedError:
+        yield empty
+        raise

@@ -144,7 +144,8 @@ def _pump(handler: Stream, read: Read) -> Callable[[bytes, CallContext], AsyncIt
         async def run() -> None:
             try:
                 async for message in source:
-                    messages.put_nowait(message)
+                    if message:  # an empty one has only brought the call's metadata
+                        messages.put_nowait(message)
             finally:
                 messages.put_nowait(None)
 
@@ -152,7 +153,7 @@ def _pump(handler: Stream, read: Read) -> Callable[[bytes, CallContext], AsyncIt
         task = asyncio.create_task(run())
         task.add_done_callback(_note_failure)
         context.add_done_callback(lambda _: task.cancel())  # type: ignore[arg-type]  # wrong stub
-        if first is not None:
+        if first:
             yield first
         while (message := await messages.get()) is not None:
             yield message

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from deployments.api.errors import sendable
 from deployments.api.unserved import OffValues, asks_for_nothing, how_to_leave_out, near_miss
 from workers.errors import InvalidRequestError
 
@@ -113,9 +114,8 @@ def _check_unknown(names: Sequence[str], known: Collection[str]) -> None:
 
 def field_error(field: str, message: str) -> PydanticCustomError:
     """For a validator that sees the whole object: an error of one of its fields."""
-    # as text that can be sent back, whatever the client wrote
-    field = field.encode(errors="backslashreplace").decode()
-    return PydanticCustomError("field", "{message}", {"field": field, "message": message})
+    context = {"field": sendable(field), "message": sendable(message)}
+    return PydanticCustomError("field", "{message}", context)
 
 
 def check_text(text: str) -> str:
@@ -143,7 +143,7 @@ def invalid_request(
     if first["type"] == "field":
         field = ".".join([*location, first["ctx"]["field"]])
         return InvalidRequestError(message, field=field)
-    field = ".".join(location).encode(errors="backslashreplace").decode()
+    field = sendable(".".join(location))
     if not field:
         fault = "the body is empty; it" if first["type"] == "missing" else "the body"
         return InvalidRequestError(

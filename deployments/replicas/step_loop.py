@@ -79,6 +79,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._step_began: float | None = None
         self._timing = BackgroundTiming(self._worker.step_table)
         self._wake_up = asyncio.Event()
+        events = asyncio.get_running_loop()
+        self._worker.on_grammar_ready(lambda: events.call_soon_threadsafe(self._wake_up.set))
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -137,6 +139,7 @@ class StepLoop(Generic[RequestT, ResultT]):
 
     async def close(self) -> None:
         """Stop stepping; calls that wait fail."""
+        self._worker.on_grammar_ready(lambda: None)
         self._task.cancel()
         self._sweeper.cancel()
         self._refuse_all(WorkerFailedError("the worker is closed"))
@@ -235,7 +238,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         results += answers
         for result in results:
             self._settle(result)
-        # answers without a step may let others in; with neither, only a new call helps
+        # answers without a step may let others in; with neither, only a new call or a grammar helps
         return bool(self._waiting) and (has_run or bool(results))
 
     def measure_steps(self) -> None:

@@ -116,6 +116,7 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         if args.compile == "wait":
             await until_compiled(compiling, self._loop.worker.info.model)
         await self._thread.run(self._measure_steps())
+        self._loop.worker.start_loading_grammars()
         for warning in self._loop.worker.warnings:
             logger.warning("%s", warning)
         self._compiling = compiling

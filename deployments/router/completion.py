@@ -59,9 +59,16 @@ class Completion:
         priority: int,
         deltas: Deltas,
         runtime: Runtime,
+        first: "Completion | None" = None,
     ) -> None:
-        """Everything that it emits is put into `deltas`, with the `index` of its choice."""
+        """Everything that it emits is put into `deltas`, with the `index` of its choice.
+
+        `first` is a completion of the same prompt, if the log-probabilities of the prompt are
+        wanted: this one takes them over, and begins when they are known.
+        """
         self.times = Times()
+        self._first = first
+        self._has_begun = asyncio.Event()
         self._index = index
         self._deltas = deltas
         self._runtime = runtime
@@ -89,6 +96,9 @@ class Completion:
         """Run to the end, or clean up when cancelled; then there is room for another."""
         loop = self._runtime.loop
         try:
+            if self._first is not None:
+                await self._first._has_begun.wait()
+                self.sequence.prompt_logprobs = self._first.sequence.prompt_logprobs
             with self._place as place:
                 await place.wait_first()
                 self.times.first_slot = self._clock()
@@ -129,6 +139,7 @@ class Completion:
         self._runtime.health.progressed()
         if self.times.first_token is None and isinstance(delta, Delta):
             self.times.first_token = self._clock()
+            self._has_begun.set()
         self._deltas.put_nowait((self._index, delta))
         self._num_unread += 1
         is_last = isinstance(delta, TandemError) or delta.finish_reason is not None

@@ -68,6 +68,7 @@ class Router(GrpcIngress):
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
         tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
         grammars = make_compiler(tokenizer, target_info)
+        grammars.start_loading()
         self._loop = RoundLoop(
             targets=WorkerStreams(ServeDirectory(target_group), VERIFY),
             drafters=make_drafters(args.drafters, pool, grammars),

@@ -209,6 +209,8 @@ class Generation:
         return asyncio.get_running_loop().call_at(deadline, deltas.put_nowait, (0, error))
 
     def _open(self, index: int, params: GenerationParams, deltas: Deltas) -> Completion:
+        first_index = index - index % self._num_made
+        is_sharing = index > first_index and params.num_prompt_logprobs is not None
         return Completion(
             index,
             f"{self.id}-{index}",
@@ -216,4 +218,5 @@ class Generation:
             priority=self._priority,
             deltas=deltas,
             runtime=self._runtime,
+            first=self.completions[first_index] if is_sharing else None,
         )

@@ -8,7 +8,7 @@ from deployments.router.drafting.protocol import Drafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from deployments.router.speculation import Speculated
-from workers.errors import GenerationFailedError
+from workers.errors import GenerationFailedError, InvalidRequestError
 from workers.types import NO_DRAFTS, DraftTokens, Reply, VerifyRequest, VerifyResult, is_prefill_len
 
 
@@ -69,10 +69,11 @@ def is_prefill(request: VerifyRequest) -> bool:
 def commit(sequence: Sequence, draft: DraftTokens, result: VerifyResult) -> int:
     """Take the target's tokens over, of which some may be its `draft`; returns how many.
 
-    Raises GenerationFailedError if the target cannot go on with the sequence.
+    Raises GenerationFailedError if the target cannot go on with the sequence, and
+    InvalidRequestError if that is what the request asks for.
     """
     if result.error:
-        raise GenerationFailedError(result.error)
+        raise (InvalidRequestError if result.is_refused else GenerationFailedError)(result.error)
     if result.prompt_logprobs:
         sequence.note_prompt_logprobs(result.prompt_logprobs)
     if result.needs_tokens_from is not None:

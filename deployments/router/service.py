@@ -298,8 +298,18 @@ class GenerationService:
                 f"{request.num_completions} completions; at most {MAX_COMPLETIONS} fit one request",
                 field="prompt",
             )
+        self._check_min_tokens(request)
         self._check_token_ids("logit_bias", [token for token, _ in request.sampling.logit_bias])
         self._check_token_ids("stop_token_ids", request.sampling.stop_token_ids)
+
+    def _check_min_tokens(self, request: GenerationRequest) -> None:
+        least, most = request.sampling.min_tokens, request.max_tokens
+        if most is not None and least > most:
+            raise InvalidRequestError(
+                f"min_tokens is {least} and max_tokens is {most}: no completion can have so many "
+                "tokens; lower min_tokens or raise max_tokens",
+                field="min_tokens",
+            )
 
     def _check_prompt(self, prompt: Sequence[int], max_tokens: int | None, field: str) -> None:
         """Raise for a prompt that cannot be continued by `max_tokens`, or by one if None."""

@@ -21,6 +21,7 @@ from transformers import (
 
 from cluster import bundled
 from deployments.router.chat.template import ChatTemplate
+from deployments.router.health import watch_targets
 from tests.deployments.serving import local_serving
 from workers.model import load_model
 
@@ -80,10 +81,12 @@ def server() -> Iterator[Server]:
                 app = serving.app(max_request_bytes=MAX_REQUEST_BYTES)
                 served = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
                 running = asyncio.create_task(served.serve(sockets=[listening]))
+                watching = asyncio.create_task(watch_targets(serving.health, serving.targets.find))
                 while not served.started:
                     await asyncio.sleep(0.01)
                 is_up.set()
                 await asyncio.to_thread(stop.wait)
+                watching.cancel()
                 served.should_exit = True
                 await running
 

@@ -77,6 +77,7 @@ class GrpcContext:
     def __init__(self, **metadata: str) -> None:
         self.code: grpc.StatusCode | None = None
         self.details = ""
+        self.trailing: dict[str, str] = {}
         self._metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
 
     def set_code(self, code: grpc.StatusCode) -> None:
@@ -84,6 +85,9 @@ class GrpcContext:
 
     def set_details(self, details: str) -> None:
         self.details = details
+
+    def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
+        self.trailing = dict(metadata)
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
         return self._metadata

@@ -14,13 +14,18 @@ from deployments.api.tandem_pb2_grpc import GenerationStub
 from tests.integration.conftest import MODEL, Deploy, Served, request
 
 KEY, OTHER = "sk-of-alice-0123456789", "sk-of-bob-0123456789"
+RARE = "sk-of-carol-0123456789"
+"""May ask once in 100 seconds."""
 CHANGE_TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("keys") / "keys.txt"
-    path.write_text(f"alice {KEY}\n")
+    path: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    path.write_text(
+        f"keys: [{{name: alice, key: {KEY}}},"
+        f" {{name: carol, key: {RARE}, requests_per_second: 0.01}}]\n"
+    )
     return path
 
 
@@ -76,10 +81,30 @@ def test_grpc_asks_for_a_key(served: Served) -> None:
         assert sum(len(chunk.token_ids) for chunk in chunks) == 4
 
 
+def test_grpc_tells_when_to_come_back(served: Served, http: httpx.Client) -> None:
+    message = GenerateRequest(text="def f(", max_tokens=4)
+    metadata = (("authorization", f"Bearer {RARE}"),)
+    with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
+        stub = GenerationStub(channel)
+        stub.Generate(message, metadata=metadata)
+        refused = http.post("/v1/completions", json=request("def f("), headers=bearer(RARE))
+        assert refused.status_code == 429
+        for call in (
+            lambda: stub.Generate(message, metadata=metadata),
+            lambda: list(stub.GenerateStream(message, metadata=metadata)),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            told = dict(caught.value.trailing_metadata())
+            assert 90 < int(told["retry-after"]) <= int(refused.headers["retry-after"])
+            assert int(told["retry-after-ms"]) > 90_000
+
+
 def test_a_changed_file_holds_without_a_restart(http: httpx.Client, key_file: Path) -> None:
     assert http.get("/v1/models", headers=bearer(OTHER)).status_code == 401
     new = key_file.with_suffix(".new")
-    new.write_text(f"bob {OTHER}\n")
+    new.write_text(f"keys: [{{name: bob, key: {OTHER}}}]\n")
     os.replace(new, key_file)
     until = time.monotonic() + CHANGE_TIMEOUT_S
     while http.get("/v1/models", headers=bearer(OTHER)).status_code == 401:

@@ -217,8 +217,35 @@ HOSTILE = {
             ]
         }
     ),
+    "no rule at all": Grammar.lark("0"),
+    "an unknown rule of llama.cpp's": Grammar.lark("root ::= nowhere"),
     "an endless rule": Grammar.lark("start: start start | start"),
 }
+
+
+def test_a_grammar_that_runs_into_a_limit_says_so(compiler: GrammarCompiler) -> None:
+    """Whether it allows a token is not known any more then."""
+    matcher = compiler.matcher(Grammar.regex('"a".."z"{99999}'))
+    with pytest.raises(InvalidRequestError, match="cannot be followed any further: lexer error"):
+        for token in ids('"a"c世"z""'):
+            matcher.allowed()
+            matcher.push(token)
+
+
+def test_the_vocabulary_is_read_once_and_may_be_read_before() -> None:
+    num_read = 0
+
+    def load() -> object:
+        nonlocal num_read
+        num_read += 1
+        return TOKENIZER
+
+    compiler = GrammarCompiler(load, vocab_size=VOCAB_SIZE, end_tokens=(END_TOKEN,))
+    compiler.start_loading()
+    compiler._threads.shutdown()
+    assert num_read == 1
+    assert compiler._load_vocabulary() is compiler._load_vocabulary()
+    assert num_read == 1
 
 
 @pytest.mark.parametrize("what", HOSTILE)

@@ -109,6 +109,24 @@ class TestTarget:
         assert "not finite numbers at position 3" in not_a_number
         assert unknown == f"token id {VOCAB_SIZE} is unknown to the model; ids go from 0 to 96"
 
+    @pytest.mark.parametrize("bad", BAD)
+    def test_whose_fault_it_is_is_told(self, bad: str, poisoned: Model) -> None:
+        """A request's own, unless the model or a defect is to blame."""
+        every_token = tuple(range(VOCAB_SIZE))
+        banned = SamplingParams(min_tokens=9, stop_token_ids=every_token)
+        batch = [verify_request("bad", **BAD[bad]), verify_request("banned", sampling=banned)]
+        failed, none_left = Target(poisoned, CACHE).verify(batch)
+        assert failed.is_refused == (bad not in ("not a number", "unservable parameters"))
+        assert none_left.is_refused
+        assert "ban fewer tokens" in none_left.error
+
+    def test_a_model_is_to_blame_for_scores_that_are_no_numbers(self, poisoned: Model) -> None:
+        banned = SamplingParams(min_tokens=9, stop_token_ids=(1,))
+        bad = {**BAD["not a number"], "sampling": banned}
+        (failed,) = Target(poisoned, CACHE).verify([verify_request("bad", **bad)])
+        assert "not finite numbers" in failed.error
+        assert not failed.is_refused
+
     def test_a_failure_while_planning_ends_one_sequence(
         self, poisoned: Model, monkeypatch: pytest.MonkeyPatch
     ) -> None:

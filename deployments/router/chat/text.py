@@ -1,12 +1,12 @@
 """A model's text as a message: thoughts, content and calls of tools, commit by commit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from deployments.router.chat.message import ToolCall
 from deployments.router.chat.reasoning import ReasoningTags, SplitText, split_reasoning
 from deployments.router.chat.tool_calls import FoundCall, ToolCallFormat, find_calls
-from deployments.router.sequence import FinishReason
+from deployments.router.sequence import Delta, FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class MessageText:
     reasoning_end: int = 0
     """Where the thoughts have ended in the text so far, behind their tag; 0 if there are none."""
     _text: str = ""
+    _token_offsets: list[int] = field(default_factory=list)
+    """Where each token of the text begins."""
     _content_len: int = 0
     _reasoning_len: int = 0
     _calls: list[ToolCall] = field(default_factory=list)
@@ -68,6 +70,18 @@ class MessageText:
         """
         is_calls = self.num_tool_calls and not self.format.is_call_named
         return "tool_calls" if is_calls and reason is FinishReason.STOP else reason
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens that begin within thoughts, tags included; None where these are not looked for."""
+        if self.format.reasoning is None:
+            return None
+        return sum(offset < self.reasoning_end for offset in self._token_offsets)
+
+    def take(self, delta: Delta) -> MessageDelta:
+        """What a commit adds to the message."""
+        self._token_offsets += [record.text_offset for record in delta.records]
+        return self.push(delta.text, is_final=delta.finish_reason is not None)
 
     def push(self, text: str, *, is_final: bool = False) -> MessageDelta:
         """What more of the text adds to the message; after the final piece nothing is held back."""
@@ -112,3 +126,10 @@ class MessageText:
                 self._calls[index] = replace(known, arguments=call.arguments)
                 more = call.arguments[len(known.arguments) :]
                 yield index, ToolCall(id=known.id, name="", arguments=more)
+
+
+def num_reasoning_tokens(texts: Iterable[MessageText]) -> int | None:
+    """Those of all messages of a request; None where thoughts are not looked for."""
+    numbers = [text.num_reasoning_tokens for text in texts]
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None

@@ -5,6 +5,7 @@ forces the text; how the target cuts it into tokens is its own affair, so the us
 """
 
 from deployments.router.sequence import Sequence
+from workers.errors import InvalidRequestError
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
 from workers.types import NO_DRAFTS, DraftTokens
@@ -40,7 +41,10 @@ class ForcedTokens:
             if not self._compiler.compile(grammar).done():
                 return NO_DRAFTS
             matcher = self._matchers[sequence.seq_id] = self._compiler.matcher(grammar)
-        if not matcher.move_to(sequence.tokens[sequence.prompt_len :]):
+        try:
+            if not matcher.move_to(sequence.tokens[sequence.prompt_len :]):
+                return NO_DRAFTS
+        except InvalidRequestError:  # the target will say so
             return NO_DRAFTS
         tokens = tuple(matcher.forced()[:max_tokens])
         if len(tokens) < min(LEAST_TOKENS, max_tokens):

@@ -8,6 +8,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.api.completions import CompletionRequest
+from deployments.api.grpc_ingress import GrpcIngress
 from deployments.api.tandem_pb2 import (
     DetokenizeRequest,
     GenerateRequest,
@@ -15,17 +16,19 @@ from deployments.api.tandem_pb2 import (
     TokenIds,
     TokenizeRequest,
 )
+from deployments.router.admission import Admission, AdmissionLimits
 from tests.deployments.serving import (
     MAX_REQUEST_BYTES,
     GrpcContext,
     LocalServing,
+    body,
     client_of,
     complete,
     local_serving,
 )
 from tests.fakes import CharacterTokenizer
 from tests.tiny_models import save_model
-from workers.errors import RequestTimeoutError, TandemError
+from workers.errors import OverloadedError, RequestTimeoutError, TandemError
 from workers.model import load_model
 
 
@@ -139,6 +142,33 @@ async def test_wrong_requests_set_the_status(
             await serving.rpcs.generate(request_, context)
         assert context.code is code
         assert words in context.details
+
+
+async def test_who_is_refused_for_now_is_told_when_to_come_back(serving: LocalServing) -> None:
+    """As over HTTP; a stream through Serve's proxy too, which loses the metadata of an error."""
+    capacity = AdmissionLimits(max_running=1, max_waiting=1)
+    serving.service._admission = Admission(capacity)
+    serving.targets.delay_s = 0.2
+    request = GenerateRequest(text="Hello", max_tokens=2)
+    running = [asyncio.create_task(serving.rpcs.generate(request, GrpcContext())) for _ in range(2)]
+    while serving.service.num_unfinished < 2:
+        await asyncio.sleep(0.01)
+    async with client_of(serving) as client:
+        headers = (await client.post("/v1/completions", json=body())).headers
+    expected = {name: headers[name] for name in ("retry-after", "retry-after-ms")}
+    whole, streamed = GrpcContext(), GrpcContext()
+    await serving.rpcs.generate(request, whole)
+    ingress = GrpcIngress()
+    ingress._rpcs = serving.rpcs
+    stream = ingress.GenerateStream(request, streamed)  # type: ignore[arg-type]
+    first = await anext(stream)
+    assert first.SerializeToString() == b""
+    assert streamed.trailing == expected
+    with pytest.raises(OverloadedError):
+        await anext(stream)
+    assert whole.trailing == expected
+    assert whole.code is streamed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await asyncio.gather(*running)
 
 
 async def test_no_traceback_reaches_a_client(

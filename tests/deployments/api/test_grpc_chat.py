@@ -76,6 +76,9 @@ async def test_the_answer_is_that_of_http(name: str) -> None:
     assert choice.finish_reason == expected["finish_reason"]
     assert answer.usage.completion_tokens == expected["usage"]["completion_tokens"]
     assert answer.usage.prompt_tokens == expected["usage"]["prompt_tokens"]
+    details = expected["usage"]["completion_tokens_details"]
+    assert answer.usage.HasField("reasoning_tokens") == ("reasoning_tokens" in details)
+    assert answer.usage.reasoning_tokens == details.get("reasoning_tokens", 0)
 
 
 @pytest.mark.parametrize("commit_len", [1, 3, 8])
@@ -83,7 +86,8 @@ async def test_the_answer_is_that_of_http(name: str) -> None:
 async def test_a_stream_says_what_the_whole_answer_says(name: str, commit_len: int) -> None:
     request = ChatRequest(messages=ASK, tools=TOOLS)
     async with served(name, commit_len=commit_len) as service:
-        (choice,) = (await rpcs(service).chat(request, GrpcContext())).choices
+        answer = await rpcs(service).chat(request, GrpcContext())
+        (choice,) = answer.choices
         chunks = [chunk async for chunk in rpcs(service).chat_stream(request, GrpcContext())]
     assert "".join(chunk.content for chunk in chunks) == choice.message.content
     assert "".join(chunk.reasoning_content for chunk in chunks) == choice.message.reasoning_content
@@ -102,6 +106,8 @@ async def test_a_stream_says_what_the_whole_answer_says(name: str, commit_len: i
     ]
     assert [token for chunk in chunks for token in chunk.token_ids] == list(choice.token_ids)
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].usage.HasField("reasoning_tokens") == (name == "thoughts")
+    assert chunks[-1].usage.reasoning_tokens == answer.usage.reasoning_tokens
 
 
 async def test_a_conversation_with_calls_is_the_prompt_of_http() -> None:

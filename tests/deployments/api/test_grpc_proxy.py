@@ -29,7 +29,7 @@ def echoing(*, service_method: str, streaming_type: Any) -> Callable[..., Any]: 
 
     async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:
         assert context.peer()
-        for word in request.text.split():
+        for word in ("", *request.text.split()):
             yield GenerateChunk(text=word).SerializeToString()
 
     return stream if streaming_type.name == "UNARY_STREAM" else unary
@@ -102,7 +102,7 @@ async def test_what_ends_a_call_whose_client_has_left_is_not_logged() -> None:
 
     def raising(*, service_method: str, streaming_type: Any) -> Callable[..., Any]:  # noqa: ARG001
         async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: ARG001
-            yield b""
+            yield GenerateChunk(text="a").SerializeToString()
             has_begun.set()
             try:
                 await asyncio.sleep(60)

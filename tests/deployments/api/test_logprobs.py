@@ -15,7 +15,14 @@ from deployments.api.logprobs import completion_logprobs, prompt_logprobs
 from deployments.router.sequence import Origin, TokenRecord
 from deployments.router.tokenizer import TokenNames, load_tokenizer
 from tests.deployments.loops import Models
-from tests.deployments.serving import LocalServing, client_of, complete, local_serving, stream
+from tests.deployments.serving import (
+    LocalServing,
+    body,
+    client_of,
+    complete,
+    local_serving,
+    stream,
+)
 from tests.fakes import CharacterTokenizer
 
 PROMPT = "Hello, world of tokens."
@@ -151,6 +158,38 @@ class TestEcho:
             *[choice_of(client, echo=i % 2 == 0, logprobs=i % 3 or None) for i in range(8)]
         )
         assert {choice["text"][-12:] for choice in many} == {alone["text"]}
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+async def test_prompt_logprobs_are_made_once_and_told_with_each_choice(
+    serving: LocalServing, client: httpx.AsyncClient, max_tokens: int
+) -> None:
+    fields: dict[str, Any] = {"prompt": [PROMPT, "Others"], "n": 3, "max_tokens": max_tokens}
+    answer = await complete(client, **fields, prompt_logprobs=2)
+    told = [choice["prompt_logprobs"] for choice in answer["choices"]]
+    assert told == [told[0]] * 3 + [told[3]] * 3
+    assert [len(told[0]), len(told[3])] == [len(PROMPT), len("Others")]
+    asked = [request for batch in serving.targets.calls for request in batch]
+    made = {request.seq_id for request in asked if request.num_prompt_logprobs is not None}
+    assert sorted(seq_id.rpartition("-")[2] for seq_id in made) == ["0", "3"]
+    if max_tokens:
+        plain = await complete(client, **fields)
+        assert texts_of(answer) == texts_of(plain)
+
+
+async def test_choices_end_whose_prompt_logprobs_do_not_come(
+    serving: LocalServing, client: httpx.AsyncClient
+) -> None:
+    for name in list(serving.targets.replicas):
+        serving.targets.kill(name)
+    response = await client.post("/v1/completions", json=body(n=3, prompt_logprobs=1))
+    assert response.status_code == 503
+    serving.targets.start_replica()
+    await serving.wait_until_nothing_is_held()
+
+
+def texts_of(answer: dict[str, Any]) -> list[str]:
+    return [choice["text"] for choice in answer["choices"]]
 
 
 async def test_prompt_logprobs_are_by_token_id(client: httpx.AsyncClient) -> None:

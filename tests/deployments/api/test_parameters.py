@@ -10,7 +10,14 @@ from cluster import bundled
 from deployments.router.prompts import PromptReader
 from deployments.router.tokenizer import load_tokenizer
 from tests.deployments.loops import Models
-from tests.deployments.serving import LocalServing, client_of, complete, local_serving, stream
+from tests.deployments.serving import (
+    LocalServing,
+    body,
+    client_of,
+    complete,
+    local_serving,
+    stream,
+)
 from tests.fakes import CharacterTokenizer
 
 
@@ -92,6 +99,16 @@ class TestEnds:
         (choice,) = answer["choices"]
         assert not {*choice["token_ids"][:5]} & {*tokens}
 
+    async def test_more_than_max_tokens_is_refused(self, client: httpx.AsyncClient) -> None:
+        for fields in ({"min_tokens": 13}, {"min_tokens": 13, "max_completion_tokens": 12}):
+            response = await client.post("/v1/completions", json=body(**fields))
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "min_tokens")
+            assert error["message"] == (
+                "min_tokens is 13 and max_tokens is 12: no completion can have so many tokens; "
+                "lower min_tokens or raise max_tokens"
+            )
+
     async def test_eos_is_put_off_too(self, client: httpx.AsyncClient) -> None:
         fields: dict[str, Any] = {"logit_bias": {"2": 100}, "ignore_eos": False}
         first = await complete(client, **fields)
@@ -119,6 +136,7 @@ class TestBadWords:
         characters = CharacterTokenizer().decode(list(range(97)), skip_special_tokens=True)
         request = {"prompt": "a", "bad_words": list(characters), "max_tokens": 3}
         response = await client.post("/v1/completions", json=request)
+        assert response.status_code == 400
         assert (
             "bad_words, min_tokens and the other parameters of the request"
             in response.json()["error"]["message"]

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from grpc import StatusCode
 from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
@@ -22,6 +23,7 @@ from tests.deployments.serving import (
     client_of,
     complete,
     local_serving,
+    stream,
 )
 from tests.grammars import ARITHMETIC, PERSON, save_grammar_model
 from workers.errors import InvalidRequestError
@@ -164,15 +166,45 @@ async def test_openais_client_gets_json(serving: LocalServing) -> None:
 
 
 async def test_a_hostile_grammar_is_refused_and_others_go_on(client: httpx.AsyncClient) -> None:
-    for stream in (False, True):
+    for is_stream in (False, True):
         response = await client.post(
             "/v1/completions",
-            json=body(guided_regex="(" * 999 + ")" * 999, stream=stream),
+            json=body(guided_regex="(" * 999 + ")" * 999, stream=is_stream),
         )
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "guided_regex")
         assert error["message"].startswith("the grammar cannot be used: ")
     assert (await complete(client))["choices"]
+
+
+NO_TOKEN_LEFT: dict[str, dict[str, Any]] = {
+    "the end is banned": {"guided_choice": ["left", "right"], "min_tokens": 100},
+    "a word is banned": {"guided_regex": "a{60}", "bad_words": ["a"]},
+}
+
+
+@pytest.mark.parametrize("what", NO_TOKEN_LEFT)
+async def test_what_a_request_leaves_no_token_for_is_its_own_fault(
+    serving: LocalServing, client: httpx.AsyncClient, what: str
+) -> None:
+    fields = {**NO_TOKEN_LEFT[what], "max_tokens": 100}
+    whole = await client.post("/v1/completions", json=body(**fields, ignore_eos=False))
+    assert whole.status_code == 400, whole.text
+    told = whole.json()["error"]
+    assert told["type"] == "invalid_request_error"
+    assert "the grammar and the other parameters of the request leave none" in told["message"]
+    *_, last = await stream(client, **fields, ignore_eos=False)
+    assert last["error"] == told
+
+    context = GrpcContext()
+    request = GenerateRequest(text="Hello", seed=3, **fields)
+    await serving.rpcs.generate(request, context)
+    assert (context.code, context.details) == (StatusCode.INVALID_ARGUMENT, told["message"])
+    streamed = GrpcContext()
+    with pytest.raises(InvalidRequestError):
+        _ = [chunk async for chunk in serving.rpcs.generate_stream(request, streamed)]
+    assert (streamed.code, streamed.details) == (context.code, context.details)
+    await serving.wait_until_nothing_is_held()
 
 
 async def test_a_tokenizer_without_bytes_is_told(model: Model) -> None:
