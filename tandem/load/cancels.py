@@ -7,7 +7,7 @@ queue, some while their prompt is run, and some later.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ KEY = "leaving"
 
 Held = Callable[[], dict[str, int]]
 """What an app holds for its clients, by name; empty if nothing."""
-Texts = Callable[[Load, int], AsyncIterator[str]]
+Texts = Callable[[Load, int], AsyncGenerator[str]]
 """Asks for the completion of a load's prompt, and hands out its pieces."""
 
 
@@ -79,7 +79,7 @@ async def leave_over_http(
     """Clients of HTTP that close their connections."""
     async with http_client(endpoint) as client:
 
-        async def texts(load: Load, index: int) -> AsyncIterator[str]:
+        async def texts(load: Load, index: int) -> AsyncGenerator[str]:
             async with aclosing(stream(client, endpoint, load, index)) as events:
                 async for event in events:
                     yield event.text
@@ -95,7 +95,7 @@ async def leave_over_grpc(
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = GenerationStub(channel)  # type: ignore[no-untyped-call]  # generated
 
-        async def texts(load: Load, index: int) -> AsyncIterator[str]:
+        async def texts(load: Load, index: int) -> AsyncGenerator[str]:
             request = GenerateRequest(
                 text=str(load.prompts[index]),
                 max_tokens=load.max_tokens,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Any
 
 import psutil
 
@@ -49,7 +50,10 @@ def run(options: Options) -> str:
     """Run the flood; returns the tables. Raises LoadError where the app answers nothing alone."""
     prompts = make_prompts("easy", NUM_PROMPTS)
     load = Load(prompts=prompts, max_tokens=options.max_tokens, temperature=0.0)
-    keys = [{"name": QUIET}, {"name": FLOOD, "max_concurrent": options.streams}]
+    keys: list[dict[str, Any]] = [
+        {"name": QUIET},
+        {"name": FLOOD, "max_concurrent": options.streams},
+    ]
     with loaded_app(
         options,
         keys,
