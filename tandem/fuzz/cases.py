@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from deployments.api.completions import CompletionRequest
+from tandem.fuzz.structured import draw_conversation, draw_grammar
 
 Body = dict[str, Any]
 """A request as JSON has it."""
@@ -17,6 +18,8 @@ Body = dict[str, Any]
 INNOCENT_SEED = 1
 MAX_PROMPT = 40
 MAX_NEW_TOKENS = 12
+ONLY_COMPLETIONS = ("prompt", "echo", "add_special_tokens", "parse_special_tokens")
+"""Fields that chats have not."""
 # Where floating point breaks: what underflows, overflows, or loses all its digits when it is added.
 SMALL = (5e-324, 1e-310, 1e-40, 1e-38, 1e-30, 1e-10, 1e-5, 0.01)
 CHOICES_OF_INTEGERS = (
@@ -39,11 +42,28 @@ FLOATS = tuple(
 
 
 def draw_case(rng: random.Random, *, model: str, vocab_size: int) -> Body:
-    """A request that the schema allows, or nearly: most fields at an edge of what they may be."""
+    """A request that the schema allows, or nearly, for completions or for a chat."""
+    draw = draw_chat if rng.random() < 0.25 else draw_completion
+    return draw(rng, model=model, vocab_size=vocab_size)
+
+
+def draw_chat(rng: random.Random, *, model: str, vocab_size: int) -> Body:
+    """A request for chat completions, with all that it shares with one for completions."""
+    body = draw_completion(rng, model=model, vocab_size=vocab_size)
+    for name in ONLY_COMPLETIONS:
+        body.pop(name, None)
+    if "logprobs" in body:
+        body |= {"logprobs": True, "top_logprobs": body["logprobs"]}
+    return body | draw_conversation(rng)
+
+
+def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
+    """A request for completions: most fields at an edge of what they may be."""
+    max_tokens = rng.randint(1, MAX_NEW_TOKENS)
     body: Body = {
         "model": model,
         "prompt": _draw_prompts(rng, vocab_size),
-        "max_tokens": rng.randint(1, MAX_NEW_TOKENS),
+        "max_tokens": max_tokens,
         "seed": _draw_integer(rng, CompletionRequest.model_fields["seed"]),
     }
     for name in FLOATS:
@@ -57,7 +77,7 @@ def draw_case(rng: random.Random, *, model: str, vocab_size: int) -> Body:
         "ignore_eos": lambda: rng.random() < 0.5,
         "cache_salt": lambda: rng.choice(["", "a", "\x00", "é" * 256]),
         "stream": lambda: rng.random() < 0.5,
-        "min_tokens": lambda: rng.choice([0, 1, MAX_NEW_TOKENS, 2**31 - 1]),
+        "min_tokens": lambda: rng.choice([0, 1, max_tokens, 2**31 - 1]),
         "stop_token_ids": lambda: rng.sample(range(vocab_size), rng.choice([1, 20, 64])),
         "bad_words": lambda: rng.choice([["a"], ["the", " ", "zz"], list("abcdefgh")]),
         "include_stop_str_in_output": lambda: rng.random() < 0.5,
@@ -74,7 +94,7 @@ def draw_case(rng: random.Random, *, model: str, vocab_size: int) -> Body:
     for name, draw in rare.items():
         if rng.random() < 0.3:
             body[name] = draw()
-    return body
+    return body | draw_grammar(rng) if rng.random() < 0.2 else body
 
 
 def innocent_case(model: str, index: int) -> Body:

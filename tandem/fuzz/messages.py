@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from deployments.api import tandem_pb2
-from tandem.fuzz.cases import Body, draw_case
+from tandem.fuzz.cases import Body, draw_chat, draw_completion
 
 SERVICE = tandem_pb2.DESCRIPTOR.services_by_name["Generation"]
 METHODS: dict[str, MethodDescriptor] = dict(SERVICE.methods_by_name)
@@ -86,7 +86,10 @@ def _draw_legal(
     rng: random.Random, descriptor: Descriptor, *, model: str, vocab_size: int
 ) -> Message:
     """A request that has an answer, made of one of HTTP's."""
-    body = draw_case(rng, model=model, vocab_size=vocab_size)
+    if "messages" in descriptor.fields_by_name:
+        body = draw_chat(rng, model=model, vocab_size=vocab_size)
+        return _message(descriptor, body)
+    body = draw_completion(rng, model=model, vocab_size=vocab_size)
     prompt = body.pop("prompt")
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     return _message(descriptor, {**body, **_prompt_fields(descriptor, prompts[0])})
@@ -94,9 +97,6 @@ def _draw_legal(
 
 def _prompt_fields(descriptor: Descriptor, prompt: str | list[int]) -> Body:
     """A prompt in the way that a method has it."""
-    if "messages" in descriptor.fields_by_name:
-        content = prompt if isinstance(prompt, str) else "def f(x):"
-        return {"messages": [{"role": "user", "content": content}], "logprobs": True}
     if "token_ids" in descriptor.fields_by_name:
         return {"text": prompt} if isinstance(prompt, str) else {"token_ids": {"ids": prompt}}
     if "tokens" in descriptor.fields_by_name:
@@ -107,12 +107,22 @@ def _prompt_fields(descriptor: Descriptor, prompt: str | list[int]) -> Body:
 def _message(descriptor: Descriptor, fields: Body) -> Message:
     """A message with those of the fields that it has; null is left out."""
     known = {
-        name: [value] if descriptor.fields_by_name[name].is_repeated and isinstance(value, str)
-        else value
+        name: _as_in_protobuf(descriptor.fields_by_name[name], value)
         for name, value in fields.items()
         if name in descriptor.fields_by_name and value is not None
-    }  # fmt: skip
+    }
+    for tool in known.get("tools", ()):
+        if "parameters" in tool["function"]:
+            tool["function"]["parameters"] = json.dumps(tool["function"]["parameters"])
     return json_format.ParseDict(known, GetMessageClass(descriptor)())
+
+
+def _as_in_protobuf(field: FieldDescriptor, value: Any) -> Any:
+    """A value of HTTP's: one of several as a list, and an object that is a text there as JSON."""
+    if field.is_repeated and isinstance(value, str):
+        return [value]
+    is_text = field.type == FieldDescriptor.TYPE_STRING and not field.is_repeated
+    return json.dumps(value) if is_text and isinstance(value, dict) else value
 
 
 def _draw(rng: random.Random, descriptor: Descriptor, depth: int = 0) -> Message:

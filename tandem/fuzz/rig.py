@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from deployments.api import chat, completions
 from deployments.api.http import HttpOptions, make_app
 from deployments.metrics import RouterMetrics
 from deployments.replicas.step_loop import StepLoop
@@ -19,6 +20,7 @@ from deployments.router.chat.template import ChatTemplate
 from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import make_overlap
 from deployments.router.drafting.remote import PooledDrafter
+from deployments.router.grammars import make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.controller import make_controller
@@ -35,6 +37,7 @@ from deployments.transport.messages import (
 from deployments.transport.stream_server import StreamServer
 from deployments.transport.worker_streams import WorkerStreams
 from tandem.fuzz.cases import Body
+from tandem.fuzz.outcome import Outcome, outcome_of
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
 from workers.paged_model import CacheOptions
@@ -74,24 +77,7 @@ class Subject:
 
     @property
     def cache(self) -> CacheOptions:
-        return CacheOptions(block_size=4, max_model_len=128, max_num_seqs=32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The answer to a request."""
-
-    status: int
-    texts: tuple[tuple[str, str | None], ...] = ()
-    """The text of each choice, with its finish reason."""
-    usage: tuple[int, int] = (0, 0)
-    """Tokens of prompts and of completions."""
-    num_accepted: int = 0
-    error: str = ""
-
-    @property
-    def is_refused(self) -> bool:
-        return 400 <= self.status < 500
+        return CacheOptions(block_size=4, max_model_len=256, max_num_seqs=32)
 
 
 class _LocalWorker(Generic[RequestT, ResultT]):
@@ -148,12 +134,13 @@ class Rig:
             WorkerStreams(self._draft, PROPOSE),
         )
         info = self._target.loop.worker.info
+        grammars = make_compiler(subject.tokenizer, info)
         pool = PooledDrafter(
             self._clients[1], timeout_s=DRAFT_TIMEOUT_S, max_model_len=info.max_model_len
         )
         self._loop = RoundLoop(
             targets=self._clients[0],
-            drafters=make_drafters(DRAFTERS, pool),
+            drafters=make_drafters(DRAFTERS, pool, grammars),
             policies=Policies(
                 gamma=make_controller(0),
                 overlap=make_overlap("off"),
@@ -175,6 +162,7 @@ class Rig:
             self._loop,
             AdmissionLimits(max_running=24, max_waiting=1000),
             Health(recovery_timeout_s=60.0, stall_timeout_s=60.0, clock=time.monotonic),
+            grammars=grammars,
         )
         http = make_app(self.service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
         transport = httpx.ASGITransport(http, raise_app_exceptions=False)
@@ -185,15 +173,16 @@ class Rig:
         self._loop.use_gamma(make_controller(gamma))
 
     async def ask(self, body: Body) -> Outcome:
-        response = await self._http.post("/v1/completions", json=body)
+        endpoint = chat if "messages" in body else completions
+        response = await self._http.post(endpoint.PATH, json=body)
         if response.status_code != 200:
             return Outcome(status=response.status_code, error=response.text)
         if not body.get("stream"):
-            return _outcome([response.json()])
-        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+            return outcome_of([response.json()])
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
         if lines[-1] != "[DONE]":
             return Outcome(status=500, error="the stream has no end")
-        return _outcome([json.loads(line) for line in lines[:-1]])
+        return outcome_of([json.loads(line) for line in lines[:-1]])
 
     def take_complaints(self) -> list[str]:
         """Warnings and errors since the last call."""
@@ -237,23 +226,3 @@ async def open_rig(subject: Subject) -> AsyncIterator[Rig]:
         yield rig
     finally:
         await rig.close()
-
-
-def _outcome(events: Sequence[Body]) -> Outcome:
-    """The outcome that a whole completion tells, or the events of a stream."""
-    texts: dict[int, tuple[str, str | None]] = {}
-    usage: Body = {}
-    for event in events:
-        if "error" in event:
-            return Outcome(status=500, error=json.dumps(event["error"]))
-        for choice in event["choices"]:
-            text, _ = texts.get(choice["index"], ("", None))
-            texts[choice["index"]] = (text + choice["text"], choice["finish_reason"])
-        usage = event.get("usage") or usage
-    details = usage.get("completion_tokens_details", {})
-    return Outcome(
-        status=200,
-        texts=tuple(text for _, text in sorted(texts.items())),
-        usage=(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)),
-        num_accepted=details.get("accepted_prediction_tokens", 0),
-    )

@@ -6,10 +6,11 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tandem.fuzz.cases import Body, draw_case, innocent_case
-from tandem.fuzz.rig import MODEL_NAME, Outcome, Rig, Subject, open_rig
+from tandem.fuzz.outcome import Outcome
+from tandem.fuzz.rig import MODEL_NAME, Rig, Subject, open_rig
 from tandem.live.client import cancel_all
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ async def _try_batch(
         if (reason := _fault(case, without, with_drafts)) is not None:
             return reason
     for answers in outcomes:
-        if tuple(map(_without_counts, answers[len(cases) :])) != innocent:
+        if tuple(answer.without_chance for answer in answers[len(cases) :]) != innocent:
             return f"an innocent request had {answers[len(cases) :]}, not {innocent}"
     return None
 
@@ -156,10 +157,6 @@ def _leaving_cases() -> list[Body]:
     ]
 
 
-def _without_counts(outcome: Outcome) -> Outcome:
-    return replace(outcome, num_accepted=0)
-
-
 def _fault(case: Body, plain: Outcome, drafted: Outcome) -> str | None:
     for outcome in (plain, drafted):
         if outcome.status != 200 and not outcome.is_refused:
@@ -171,6 +168,6 @@ def _fault(case: Body, plain: Outcome, drafted: Outcome) -> str | None:
             return f"{num_tokens} tokens, more than were asked for"
         if outcome.num_accepted > num_tokens and not case.get("stream"):
             return f"{outcome.num_accepted} drafts accepted in a text of {num_tokens} tokens"
-    if _without_counts(plain) != _without_counts(drafted):
+    if plain.without_chance != drafted.without_chance:
         return f"without drafts {plain}, with drafts {drafted}"
     return None
