@@ -1,4 +1,4 @@
-"""Which tokens end a text.
+"""Which tokens end a text, and which strings an answer.
 
 A model's files say it in up to three places, and makers of chat models often change one of them
 only: so all of them count. What a configuration class or a generation config fills in where the
@@ -37,6 +37,14 @@ def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
     }
     _report(name, named)
     return tuple(dict.fromkeys(token for tokens in named.values() for token in tokens))
+
+
+def find_stop_strings(name: str) -> tuple[str, ...]:
+    """The strings before which a model's answers end, by its generation config: `stop_strings`, as
+    transformers has them."""
+    strings = (read_json(name, "generation_config.json") or {}).get("stop_strings")
+    strings = strings if isinstance(strings, list) else [strings]
+    return tuple(string for string in strings if isinstance(string, str) and string)
 
 
 def _ids(content: Mapping[str, Any]) -> tuple[int, ...]:

@@ -80,7 +80,11 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._timing = BackgroundTiming(self._worker.step_table)
         self._wake_up = asyncio.Event()
         events = asyncio.get_running_loop()
-        self._worker.on_grammar_ready(lambda: events.call_soon_threadsafe(self._wake_up.set))
+
+        def wake_up() -> None:
+            events.call_soon_threadsafe(self._wake_up.set)
+
+        self._worker.on_grammar_ready(wake_up)
         self._task = asyncio.create_task(self._run())
         self._sweeper = asyncio.create_task(self._sweep())
 

@@ -167,6 +167,7 @@ class Router(GrpcIngress):
         from deployments.router.chat.template import load_chat_template
         from deployments.router.request_log import LOGGER, RequestLog
         from deployments.router.service import GenerationService, ServedModel
+        from workers.end_tokens import find_stop_strings
 
         args = self._args
         if args.request_log == "on":
@@ -184,6 +185,7 @@ class Router(GrpcIngress):
                     tool_call_parser=args.tool_call_parser,
                     reasoning_parser=args.reasoning_parser,
                 ),
+                chat_stop=find_stop_strings(bundled.resolve(args.target)),
             ),
             self._loop,
             AdmissionLimits(

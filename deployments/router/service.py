@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from deployments.router.admission import Admission, AdmissionLimits, Reservation
-from deployments.router.chat.message import TOOLS_FIELD, Conversation
+from deployments.router.chat.message import Conversation
 from deployments.router.chat.reader import ConversationReader
+from deployments.router.chat.requests import ChatRequests
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.chat.text import MessageFormat
 from deployments.router.completion import Runtime
@@ -29,12 +30,8 @@ from deployments.router.tenants.keys import Keys, Tenant
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
-from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.types import SamplingParams, WorkerInfo
-
-NUM_END_TOKENS = 16
-"""Tokens at the end of a prompt that show whether it has opened the model's thoughts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +47,8 @@ class ServedModel:
     """When the app started, in Unix time, seconds."""
     chat_template: ChatTemplate | None = None
     """None where the model has none, and so takes no conversations."""
+    chat_stop: tuple[str, ...] = ()
+    """Strings before which the answer to a conversation ends by itself."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,6 +88,9 @@ class GenerationService:
         self._admission = Admission(limits)
         self._prompts = PromptReader(model.tokenizer, max_model_len=model.info.max_model_len)
         self._conversations = ConversationReader(model.chat_template, self._prompts)
+        self._chats = ChatRequests(
+            model.chat_template, model.tokenizer, stop_strings=model.chat_stop
+        )
         self._grammars = grammars or make_compiler(model.tokenizer, model.info)
 
     @property
@@ -128,7 +130,7 @@ class GenerationService:
         error: TandemError | None = None
         try:
             self._check(request)
-            request = self._with_tags(request)
+            request = self._chats.with_ends(self._chats.with_tags(request))
             with self._admission.reserve(
                 request.num_completions, caller.tenant, num_tenants=self.keys.ring.num_tenants
             ) as reservation:
@@ -157,7 +159,7 @@ class GenerationService:
         )
         for prompt, asked in zip(prompts, request.prompts, strict=True):
             self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
-        request = self._with_thoughts_first(self._with_forced_calls(request), prompts)
+        request = self._chats.with_grammar(request, prompts)
         await check_grammar(self._grammars, request.sampling.grammar, field=request.grammar_field)
         generation = Generation(
             replace(request, sampling=await self._sampling(request)),
@@ -172,61 +174,12 @@ class GenerationService:
         reservation.charge(sum(map(len, prompts)) + num_new)
         return generation
 
-    def _with_tags(self, request: GenerationRequest) -> GenerationRequest:
-        """A request whose texts have the special tokens by which they are read as messages."""
-        template = self.model.chat_template
-        are_needed = template is not None and any(
-            isinstance(prompt, Conversation) and template.needs_special_tokens(prompt)
-            for prompt in request.prompts
-        )
-        return replace(request, skip_special_tokens=False) if are_needed else request
-
-    def _with_forced_calls(self, request: GenerationRequest) -> GenerationRequest:
-        """A request whose grammar leaves nothing but calls, where its client forces some."""
-        asked, template = request.prompts[0], self.model.chat_template
-        if not isinstance(asked, Conversation) or not asked.must_call:
-            return request
-        assert template is not None
-        try:
-            grammar = Grammar.tool_calls(template.forced_calls(asked))
-        except RecursionError:
-            raise InvalidRequestError(
-                "tools has a schema that is nested too deeply", field=TOOLS_FIELD
-            ) from None
-        sampling = replace(request.sampling, grammar=grammar)
-        return replace(request, sampling=sampling, grammar_field=TOOLS_FIELD)
-
-    def _with_thoughts_first(
-        self, request: GenerationRequest, prompts: Sequence[Sequence[int]]
-    ) -> GenerationRequest:
-        """A request whose grammar leaves the model its thoughts, where its template has such."""
-        grammar, asked = request.sampling.grammar, request.prompts[0]
-        if grammar is None or not isinstance(asked, Conversation):
-            return request
-        message = self.message_format(asked, prompts[0])
-        if message.reasoning is None or (
-            # the template has closed the thoughts itself, so there are to be none
-            not message.is_reasoning_open and message.reasoning.closing in self._end_of(prompts[0])
-        ):
-            return request
-        opening = "" if message.is_reasoning_open else message.reasoning.opening
-        grammar = replace(grammar, starts_after=message.reasoning.closing, opening=opening)
-        return replace(request, sampling=replace(request.sampling, grammar=grammar))
-
     def message_format(self, conversation: Conversation, prompt: Sequence[int]) -> MessageFormat:
         """How to read a completion of a conversation, whose token ids are `prompt`, as a message.
 
         Only for one that `open` has taken.
         """
-        template = self.model.chat_template
-        assert template is not None
-        return template.message_format(conversation, self._end_of(prompt))
-
-    def _end_of(self, prompt: Sequence[int]) -> str:
-        """The end of a prompt's text, special tokens included."""
-        return self.model.tokenizer.decode(
-            list(prompt[-NUM_END_TOKENS:]), skip_special_tokens=False
-        )
+        return self._chats.message_format(conversation, prompt)
 
     async def tokenize(
         self, prompt: str | Conversation, *, add_special_tokens: bool | None = None
@@ -238,10 +191,12 @@ class GenerationService:
                 None for what a completion of the prompt does.
         """
         if isinstance(prompt, Conversation):
-            add = False if add_special_tokens is None else add_special_tokens
-            return await self._conversations.tokenize(prompt, add_special_tokens=add)
-        add = True if add_special_tokens is None else add_special_tokens
-        return await self._prompts.tokenize(prompt, add_special_tokens=add)
+            return await self._conversations.tokenize(
+                prompt, add_special_tokens=add_special_tokens is True
+            )
+        return await self._prompts.tokenize(
+            prompt, add_special_tokens=add_special_tokens is not False
+        )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; raises InvalidRequestError for an id that the model has not."""
