@@ -32,7 +32,7 @@ class GrammarMasks:
         self._compiling: WeakKeyDictionary[CachedSequence, Future[LLMatcher]] = WeakKeyDictionary()
         """Kept for each sequence: the compiler forgets grammars where there are many."""
         self._matchers: WeakKeyDictionary[CachedSequence, OutputMatcher] = WeakKeyDictionary()
-        self.on_ready: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[], object] = lambda: None
         """Called when a grammar is compiled that was not ready when it was asked for; in a thread
         of the compiler's."""
 

@@ -97,7 +97,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         """Begin to read the vocabulary, for which the first request with a grammar would wait."""
         self._grammars.start_loading()
 
-    def on_grammar_ready(self, call: Callable[[], None]) -> None:
+    def on_grammar_ready(self, call: Callable[[], object]) -> None:
         """Have `call` called, in any thread, when another step may serve what waits."""
         self._grammars.on_ready = call
 
