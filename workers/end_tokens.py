@@ -15,6 +15,7 @@ from workers.tokenizer import find_tokenizer
 logger = logging.getLogger(__name__)
 
 TOKENIZER = "the tokenizer"
+GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
 
 def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
@@ -27,7 +28,7 @@ def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
     text_config = config.get("text_config")
     in_text = _ids(text_config) if isinstance(text_config, dict) else ()
     named = {
-        "generation_config.json": _ids(read_json(name, "generation_config.json") or {}),
+        GENERATION: _ids(read_json(name, GENERATION) or {}),
         "config.json": tuple(dict.fromkeys((*_ids(config), *in_text))),
         TOKENIZER: _ids_of_tokenizer(name),
     }
@@ -40,11 +41,17 @@ def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
 
 
 def find_stop_strings(name: str) -> tuple[str, ...]:
-    """The strings before which a model's answers end, by its generation config: `stop_strings`, as
-    transformers has them."""
-    strings = (read_json(name, "generation_config.json") or {}).get("stop_strings")
+    """The strings before which a model's answers end: `stop_strings` of its generation config, as
+    transformers has them, and of its tokenizer's configuration, where `generate` of transformers
+    passes them over."""
+    found = [_strings(read_json(name, file) or {}) for file in (GENERATION, TOKENIZER_CONFIG)]
+    return tuple(dict.fromkeys(string for strings in found for string in strings))
+
+
+def _strings(content: Mapping[str, Any]) -> Sequence[str]:
+    strings = content.get("stop_strings")
     strings = strings if isinstance(strings, list) else [strings]
-    return tuple(string for string in strings if isinstance(string, str) and string)
+    return [string for string in strings if isinstance(string, str) and string]
 
 
 def _ids(content: Mapping[str, Any]) -> tuple[int, ...]:
@@ -69,8 +76,8 @@ def _report(name: str, named: Mapping[str, Sequence[int]]) -> None:
             "model %r names no token that ends a text, so texts end at max_tokens or a stop string",
             name,
         )
-    elif len(all_named) > 1 or not (named["generation_config.json"] or named["config.json"]):
-        others = {*named["generation_config.json"], *named["config.json"]}
+    elif len(all_named) > 1 or not (named[GENERATION] or named["config.json"]):
+        others = {*named[GENERATION], *named["config.json"]}
         level = logging.INFO if others.issuperset(named[TOKENIZER]) else logging.WARNING
         said = ", ".join(
             f"{list(tokens)} by {source}" for source, tokens in named.items() if tokens

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Spaces in arguments are those of chat templates: left free, a model may write nothing else."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
@@ -69,7 +72,7 @@ class ToolCalls:
         """
         rules = "".join(f"{rule}\n" for rule in self._rules(names))
         schemas = [
-            {"name": f"arguments{index}", "json_schema": call.schema}
+            {"name": f"arguments{index}", "json_schema": {**call.schema, "x-guidance": SPACING}}
             for index, call in enumerate(self.calls)
         ]
         return [{"lark_grammar": rules}, *schemas]

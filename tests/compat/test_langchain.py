@@ -1,6 +1,9 @@
 """LangChain's clients for OpenAI's wire format."""
 
+from typing import Literal
+
 import pytest
+from pydantic import BaseModel, Field
 
 from tests.compat.conftest import MODEL, Server
 from tests.compat.test_openai import MESSAGES, PROMPT, chat_prompt, expected_text
@@ -22,6 +25,32 @@ def test_a_chat_model_answers_and_streams(server: Server) -> None:
     expected = expected_text(server, chat_prompt(server), 16)
     assert chat.invoke(messages).content == expected
     assert "".join(chunk.content for chunk in chat.stream(messages)) == expected
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str = Field(max_length=6)
+    age: Literal[1, 2, 3]
+
+
+def test_forced_calls_make_objects(server: Server) -> None:
+    """Of a model that was never taught to call anything."""
+    chat = langchain_openai.ChatOpenAI(
+        base_url=server.base_url, model=MODEL, max_tokens=300, seed=1, **OPTIONS
+    )
+    structured = chat.with_structured_output(Person, method="function_calling")
+    assert isinstance(structured.invoke("Ann is 2."), Person)
+    for choice in ("any", "Person"):
+        bound = chat.bind_tools([Person], tool_choice=choice, parallel_tool_calls=False)
+        (call,) = bound.invoke("Ann is 2.").tool_calls
+        assert call["name"] == "Person"
+        assert Person.model_validate(call["args"])
+        whole = None
+        for chunk in bound.stream("Ann is 2."):
+            whole = chunk if whole is None else whole + chunk
+        assert whole is not None
+        assert whole.tool_calls[0]["args"] == call["args"]
 
 
 def test_a_completion_model_answers(server: Server) -> None:

@@ -149,7 +149,7 @@ def test_structured_output_keeps_to_its_schema(client: openai.OpenAI) -> None:
     assert person["age"] in (1, 2, 3)
 
 
-def test_tools_are_taken_and_a_call_is_not_forced(server: Server, client: openai.OpenAI) -> None:
+def test_tools_are_taken_and_calls_forced(server: Server, client: openai.OpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "store", "parameters": SCHEMA}}]
     options = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "temperature": 0}
     answer = client.chat.completions.create(**options, tools=tools)  # type: ignore[call-overload]
@@ -158,9 +158,19 @@ def test_tools_are_taken_and_a_call_is_not_forced(server: Server, client: openai
     )
     assert answer.usage.prompt_tokens == len(expected)
     named = {"type": "function", "function": {"name": "store"}}
-    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+    options.update(max_tokens=200, parallel_tool_calls=False)
+    for choice, reason in (("required", "tool_calls"), (named, "stop")):
+        answer = client.chat.completions.create(  # type: ignore[call-overload]
+            **options, tools=tools, tool_choice=choice
+        )
+        assert answer.choices[0].finish_reason == reason
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.name == "store"
+        assert json.loads(call.function.arguments)["age"] in (1, 2, 3)
+    other = {"type": "function", "function": {"name": "load"}}
+    with pytest.raises(openai.BadRequestError, match="the function 'load'"):
         client.chat.completions.create(  # type: ignore[call-overload]
-            **options, tools=tools, tool_choice=named
+            **options, tools=tools, tool_choice=other
         )
 
 

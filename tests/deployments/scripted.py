@@ -87,7 +87,12 @@ class ScriptedTarget:
 
 @asynccontextmanager
 async def scripted_service(
-    answers: Sequence[str], tokenizer: Any, *, commit_len: int = 4, **template_options: Any
+    answers: Sequence[str],
+    tokenizer: Any,
+    *,
+    commit_len: int = 4,
+    chat_stop: tuple[str, ...] = (),
+    **template_options: Any,
 ) -> AsyncIterator[GenerationService]:
     """A service whose completion i of a request is the answer i, that many tokens at a time."""
     eos = tokenizer.convert_tokens_to_ids(END)
@@ -129,6 +134,7 @@ async def scripted_service(
             info=info,
             created=1,
             chat_template=ChatTemplate(tokenizer, **template_options) if has_template else None,
+            chat_stop=chat_stop,
         ),
         loop,
         AdmissionLimits(max_running=16, max_waiting=64),

@@ -105,6 +105,7 @@ async def local_serving(
     tokenizer: Tokenizer | None = None,
     aliases: tuple[str, ...] = (),
     chat_template: ChatTemplate | None = None,
+    chat_stop: tuple[str, ...] = (),
     clock: Callable[[], float] = time.monotonic,
     keys: Keys | None = None,
     log: RequestLog | None = None,
@@ -139,6 +140,7 @@ async def local_serving(
             info=info,
             created=1,
             chat_template=chat_template,
+            chat_stop=chat_stop,
         ),
         loop,
         AdmissionLimits(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import VOCAB_SIZE, edit_json, save_model, save_tokenizer
-from workers.end_tokens import find_end_tokens
+from workers.end_tokens import find_end_tokens, find_stop_strings
 from workers.model import load_model
 
 WORDS = [f"w{index}" for index in range(20)]
@@ -89,3 +89,18 @@ def test_sources_that_differ_are_reported_in_one_line(
         (record,) = caplog.records
         assert record.levelno == level
         assert line in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("said", "strings"),
+    [(None, ()), ("\n\n", ("\n\n",)), (["a", "", 7, "b"], ("a", "b")), (5, ())],
+)
+def test_answers_end_before_the_strings_of_the_configurations(
+    said: object, strings: tuple[str, ...], tmp_path: Path
+) -> None:
+    name = save_model(tmp_path)
+    edit_json(tmp_path / "generation_config.json", stop_strings=said)
+    assert find_stop_strings(name) == strings
+    save_tokenizer(tmp_path, WORDS)
+    edit_json(tmp_path / "tokenizer_config.json", stop_strings="a")
+    assert {*find_stop_strings(name)} == {*strings, "a"}

@@ -16,6 +16,7 @@ from deployments.router.tokenizer import load_tokenizer
 from tests.deployments.router.chat.templates import HERMES, LLAMA, MISTRAL, THINKING
 from tests.deployments.scripted import MODEL, chat_tokenizer, scripted_service
 from tests.deployments.serving import client_of, local_serving
+from workers.end_tokens import find_stop_strings
 from workers.model import Model, load_model
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[INST]", "[/INST]")
@@ -195,6 +196,26 @@ async def test_length_is_what_is_left_of_the_context() -> None:
             assert len((await ask(client, **{name: 7}))["message"]["content"]) == 7
 
 
+async def test_an_answer_ends_before_the_stop_strings_of_its_model() -> None:
+    """Unless it goes on after ends, or a grammar says where it ends."""
+    stop = ("\nUser:", "###")
+    async with served("Well. ### User", "Hi\nUser: more", chat_stop=stop) as client:
+        for fields, contents in (
+            ({}, ["Well. ", "Hi"]),
+            ({"stop": ["ll"]}, ["We", "Hi"]),
+            ({"guided_regex": ".*"}, ["Well. ### User", "Hi\nUser: more"]),
+        ):
+            response = await client.post("/chat/completions", json=body(n=2, **fields))
+            choices = response.json()["choices"]
+            assert [choice["message"]["content"] for choice in choices] == contents
+            assert {choice["finish_reason"] for choice in choices} == {"stop"}
+        response = await client.post("/completions", json={"model": MODEL, "prompt": "x"})
+        assert response.json()["choices"][0]["text"].startswith("Well. ###")
+    async with served(CALL, chat_stop=("name",)) as client:
+        (call,) = (await ask(client, tools=TOOLS, tool_choice="required"))["message"]["tool_calls"]
+        assert call["function"]["arguments"] == CITY
+
+
 async def test_a_call_that_is_cut_off_has_the_length_as_its_reason() -> None:
     async with served(CALL) as client:
         choice = await ask(client, tools=TOOLS, max_tokens=60)
@@ -324,7 +345,12 @@ async def bundled_client(bundled_model: Model) -> AsyncIterator[tuple[httpx.Asyn
     tokenizer = load_tokenizer(bundled.resolve(bundled.TARGET_NAME))
     template = await load_chat_template(tokenizer, path=None)
     async with (
-        local_serving(bundled_model, tokenizer=tokenizer, chat_template=template) as serving,
+        local_serving(
+            bundled_model,
+            tokenizer=tokenizer,
+            chat_template=template,
+            chat_stop=find_stop_strings(bundled.resolve(bundled.TARGET_NAME)),
+        ) as serving,
         client_of(serving) as client,
     ):
         client.base_url = httpx.URL("http://test/v1")
@@ -351,6 +377,21 @@ async def test_the_bundled_model_chats_out_of_the_box(
         same = (await client.post("/completions", json=plain)).json()
         assert answer["choices"][0]["message"]["content"] == same["choices"][0]["text"]
         assert answer["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
+
+
+async def test_the_bundled_model_ends_its_answers(
+    bundled_client: tuple[httpx.AsyncClient, Any],
+) -> None:
+    """Most of them, where the next piece of code would begin; some go on and on."""
+    client, _ = bundled_client
+    question = [{"role": "user", "content": "Read a file."}]
+    asked = {"model": "tiny", "messages": question, "seed": 3, "n": 8, "max_tokens": 200}
+    choices = (await client.post("/chat/completions", json=asked)).json()["choices"]
+    ended = [
+        choice["message"]["content"] for choice in choices if choice["finish_reason"] == "stop"
+    ]
+    assert len(ended) > 2
+    assert all(text.strip() and "\n\ndef " not in text for text in ended)
 
 
 async def test_tokens_are_told_as_of_a_completion(

@@ -145,6 +145,14 @@ def test_one_call_is_exactly_one(template: str) -> None:
         assert (names == {"get"}) == ("named_function" in fields)
 
 
+def test_arguments_are_spaced_as_templates_do() -> None:
+    """So a model cannot write spaces without end."""
+    writer = Writer(UNKNOWN, conversation(named_function="get"))
+    for seed in range(8):
+        text = writer.write(seed)
+        assert text == json.dumps(json.loads(text), ensure_ascii=False)
+
+
 EXPECTED = {
     "hermes": (
         '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
