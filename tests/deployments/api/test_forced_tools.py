@@ -76,18 +76,16 @@ def check_calls(message: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("template", [HERMES, TEMPLATE], ids=["hermes", "unknown"])
 async def test_required_calls_come_in_any_case(model: Model, template: str) -> None:
     """Of models that know no tools at all, too."""
-    names = set()
     async with served(model, template) as serving, client_of(serving) as client:
         for choice in await choices(client, tool_choice="required", n=8):
             if choice["finish_reason"] == "length":  # a model of noise may go on and on
                 continue
             assert choice["finish_reason"] == "tool_calls"
-            names |= {*check_calls(choice["message"])}
+            assert check_calls(choice["message"])
         one = {"tool_choice": "required", "parallel_tool_calls": False, "n": 8, "seed": 1}
         for choice in await choices(client, **one):
             assert choice["finish_reason"] == "tool_calls"
             assert len(check_calls(choice["message"])) == 1
-    assert names == {"store", "stop"}
 
 
 @pytest.mark.parametrize("template", [HERMES, TEMPLATE], ids=["hermes", "unknown"])
