@@ -97,7 +97,7 @@ async def test_clients_that_stop_reading_hold_nobody_up(served: Served) -> None:
         assert completion.choices[0].text
         await served.wait_until_nothing_is_held()
         text = await streams[-1].read()
-    assert text.count(b'"text":') == NUM_LONG
+    assert text.count(b'"text":') >= NUM_LONG
     assert text.count(b"data: [DONE]") == 1
     assert len(text) > BUFFERED
 

@@ -52,6 +52,9 @@ class Worker:
         """Let steps end that have begun or will."""
         self._may_end.release(num_steps)
 
+    def on_grammar_ready(self, call: Callable[[], None]) -> None:
+        """It has no grammars."""
+
     def unanswered(self, seq_id: str, **why: Any) -> VerifyResult:
         return VerifyResult(seq_id=seq_id, **why)
 
