@@ -55,6 +55,9 @@ class Worker:
     def on_grammar_ready(self, call: Callable[[], None]) -> None:
         """It has no grammars."""
 
+    def start_loading_grammars(self) -> None:
+        """It has no grammars."""
+
     def unanswered(self, seq_id: str, **why: Any) -> VerifyResult:
         return VerifyResult(seq_id=seq_id, **why)
 
