@@ -15,7 +15,7 @@ def check_shared_vocabulary(target: str, draft: str) -> None:
 
     Embedding sizes may differ, as large models of a family pad theirs, and one may have tokens that
     the other lacks, as later models of a family do: the target never takes an id that it does not
-    know, and a drafter runs a stand-in for one (see Model.prepare).
+    know, and a drafter runs a stand-in for one (see `step_inputs`).
     """
     target_tokens, draft_tokens = _load_vocabulary(target), _load_vocabulary(draft)
     if target_tokens is None or draft_tokens is None:

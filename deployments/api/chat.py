@@ -169,7 +169,7 @@ class ChatCompletionRequest(OpenAIRequest, ConversationFields):
         )
 
     def template_kwargs(self) -> Mapping[str, Any]:
-        """Those of OpenAI's fields, too, under their names."""
+        """Variables of the template: `chat_template_kwargs` and those of OpenAI's fields given."""
         named = ("reasoning_effort", "tool_choice", "parallel_tool_calls")
         given = {name: getattr(self, name) for name in named if name in self.model_fields_set}
         return {**given, **super().template_kwargs()}

@@ -35,7 +35,7 @@ def tokenize_fields(request: tandem_pb2.TokenizeRequest) -> dict[str, Any]:
 def conversation_fields(
     request: tandem_pb2.ChatRequest | tandem_pb2.TokenizeRequest,
 ) -> dict[str, Any]:
-    """Of these, the messages and what goes with them."""
+    """A conversation, with its tools and template options, in the fields of HTTP."""
     fields: dict[str, Any] = {"messages": [plain(message) for message in request.messages]}
     if request.tools:
         fields["tools"] = [_tool(index, tool) for index, tool in enumerate(request.tools)]

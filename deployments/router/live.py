@@ -104,7 +104,7 @@ class Live:
 
 @contextmanager
 def ended_by_defects(members: SequenceOf[Live]) -> Iterator[None]:
-    """Let whatever is raised within a round, a defect of ours, end its sequences and no others."""
+    """Have the sequences of a round, and no others, end by what is raised within: a defect of ours."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""Who serves: the replicas of a deployment, asked for over Serve."""
+"""The replicas of a deployment that serve now, found by asking over Serve's handles."""
 
 import asyncio
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class ServeDirectory:
         return list(self._known.values())
 
     async def _ask_all(self) -> list[ReplicaReport]:
-        """Of those that answer; raises what keeps the last one from it if none does."""
+        """The reports of all replicas that answer; raises WorkerLostError if none does."""
         answers: list[ReplicaReport | BaseException] = await self._handle.broadcast(
             "report"
         ).results_async(timeout_s=TIMEOUT_S, return_exceptions=True)
@@ -50,7 +50,7 @@ class ServeDirectory:
         return reports
 
     async def _ask_one(self) -> ReplicaReport:
-        """Of the one that Serve finds least busy."""
+        """The report of one replica, the one that Serve finds least busy."""
         response = self._handle.report.remote()
         try:
             async with asyncio.timeout(TIMEOUT_S):

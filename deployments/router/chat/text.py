@@ -129,7 +129,7 @@ class MessageText:
 
 
 def num_reasoning_tokens(texts: Iterable[MessageText]) -> int | None:
-    """Those of all messages of a request; None where thoughts are not looked for."""
+    """Tokens of thoughts in all messages of a request; None where thoughts are not looked for."""
     numbers = [text.num_reasoning_tokens for text in texts]
     known = [number for number in numbers if number is not None]
     return sum(known) if known else None

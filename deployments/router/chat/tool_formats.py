@@ -186,7 +186,7 @@ class PlainFormat:
 
 
 FORMATS: tuple[ToolCallFormat, ...] = (HermesFormat(), LlamaFormat(), MistralFormat())
-"""Those that models were taught."""
+"""The formats of calls that models were taught."""
 
 
 def _common_id() -> str:
