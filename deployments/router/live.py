@@ -104,7 +104,7 @@ class Live:
 
 @contextmanager
 def ended_by_defects(members: SequenceOf[Live]) -> Iterator[None]:
-    """Have the sequences of a round, and no others, end by what is raised within: a defect of ours."""
+    """Have a round's sequences, and no others, end by what is raised within: a defect of ours."""
     try:
         yield
     except Exception:

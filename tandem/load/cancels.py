@@ -116,7 +116,7 @@ async def _leave(
     num_unanswered, until_free_s = 0, []
 
     async def stay(index: int, stay_s: float) -> bool:
-        """One client that leaves after `stay_s` seconds; returns whether it got text before that."""
+        """A client that leaves after `stay_s` seconds; returns whether it got text by then."""
         has_text = False
         try:
             async with asyncio.timeout(stay_s), aclosing(texts(load.again(), index)) as pieces:
