@@ -18,67 +18,14 @@ from pydantic import (
 )
 
 from cluster import bundled
+from cluster.drafters import read_drafters
 from cluster.option_errors import option_sentence
+from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
-
-DRAFTERS = ("model", "prompt_lookup")
-"""What `drafter` may be a list of."""
-
-
-class ReplicaRange(BaseModel):
-    """A number of replicas, or `min:max` to let Serve scale between the two."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    minimum: int = Field(ge=1)
-    maximum: int = Field(ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parse(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return {"minimum": value, "maximum": value}
-        if isinstance(value, str):
-            first, colon, second = value.partition(":")
-            try:
-                return {"minimum": int(first), "maximum": int(second) if colon else int(first)}
-            except ValueError:
-                raise ValueError(
-                    f"{value!r} is neither a number of replicas nor min:max, like 2 or 1:4"
-                ) from None
-        return value
-
-    @model_validator(mode="after")
-    def _check_order(self) -> "ReplicaRange":
-        if self.minimum > self.maximum:
-            raise ValueError(f"{self.minimum}:{self.maximum} has its maximum below its minimum")
-        return self
-
-    def __str__(self) -> str:
-        if self.is_fixed:
-            return str(self.minimum)
-        return f"{self.minimum}:{self.maximum}"
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether Serve never scales them."""
-        return self.minimum == self.maximum
-
-    def serve_options(self) -> dict[str, Any]:
-        """The deployment options that ask Serve for this many replicas."""
-        if self.is_fixed:
-            return {"num_replicas": self.minimum}
-        return {
-            "num_replicas": None,
-            "autoscaling_config": {"min_replicas": self.minimum, "max_replicas": self.maximum},
-        }
-
 
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
-
-ONE_REPLICA = ReplicaRange(minimum=1, maximum=1)
 
 
 class AppArgs(BaseModel):
@@ -237,19 +184,7 @@ class AppArgs(BaseModel):
     @classmethod
     def _check_drafters(cls, value: Any) -> Any:
         """A list with commas, or YAML's own; raises ValueError about what is wrong in it."""
-        if not isinstance(value, str | list | tuple):
-            return value
-        names = value.split(",") if isinstance(value, str) else value
-        names = [str(name).strip() for name in names]
-        given = ",".join(names)
-        if names == ["none"]:
-            return given
-        for name in names:
-            if name == "none" or name not in DRAFTERS:
-                raise ValueError(_wrong_drafter(name, given))
-        if len({*names}) < len(names):
-            raise ValueError(f"drafter is {given!r}, which names a drafter twice; name each once")
-        return given
+        return read_drafters(value) if isinstance(value, str | list | tuple) else value
 
     @model_validator(mode="after")
     def _check_together(self) -> "AppArgs":
@@ -328,15 +263,3 @@ def _unknown_option(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
     return f"there is no option {name!r}; {hint}"
-
-
-def _wrong_drafter(name: str, given: str) -> str:
-    if name == "none":
-        return f"drafter is {given!r}, but 'none' means no drafter; drop it, or the others"
-    near = difflib.get_close_matches(name, DRAFTERS, n=1)
-    named = f", and there is no drafter {name!r}" if name != given else ""
-    hint = f"did you mean {near[0]!r}? It" if near else "it"
-    known = ", ".join(map(repr, (*DRAFTERS, "none")))
-    return (
-        f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'prompt_lookup,model'"
-    )

@@ -7,7 +7,8 @@ import os
 
 from pydantic import BaseModel, ConfigDict
 
-from cluster.options import AppArgs, Gamma, ReplicaRange, parse_options
+from cluster.options import AppArgs, Gamma, parse_options
+from cluster.replica_range import ReplicaRange
 from deployments.router.tenants.key_file import digests_of_list
 
 __all__ = ["AppArgs", "ReplicaRange", "RouterConfig", "environment_keys", "parse_options"]

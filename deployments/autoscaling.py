@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-from cluster.options import ReplicaRange
+from cluster.replica_range import ReplicaRange
 
 NUM_SEQUENCES = "num_sequences"
 """What replicas report, by Serve's `record_autoscaling_stats`."""

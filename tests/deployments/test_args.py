@@ -7,7 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from cluster import bundled
-from cluster.options import DRAFTERS
+from cluster.drafters import DRAFTERS
 from deployments.args import AppArgs
 from deployments.router.drafting import remote
 from deployments.router.drafting.chain import LOCAL_DRAFTERS

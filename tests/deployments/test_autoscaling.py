@@ -6,7 +6,7 @@ import pytest
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from ray.serve.deployment import Deployment
 
-from cluster.options import ReplicaRange
+from cluster.replica_range import ReplicaRange
 from deployments.args import AppArgs
 from deployments.autoscaling import (
     NUM_SEQUENCES,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.options import ReplicaRange
+from cluster.replica_range import ReplicaRange
 from deployments import autoscaling
 from tests.integration.conftest import Deploy, Served, served_tokens
 

@@ -1,0 +1,37 @@
+"""The names of drafters, and the list of them that the option `drafter` takes."""
+
+import difflib
+from collections.abc import Sequence
+
+DRAFTERS = ("model", "prompt_lookup")
+"""What `drafter` may be a list of."""
+
+
+def read_drafters(value: str | Sequence[object]) -> str:
+    """The drafters of a list with commas, or of YAML's own, as a list with commas.
+
+    Raises ValueError about what is wrong in it.
+    """
+    names = value.split(",") if isinstance(value, str) else value
+    names = [str(name).strip() for name in names]
+    given = ",".join(names)
+    if names == ["none"]:
+        return given
+    for name in names:
+        if name == "none" or name not in DRAFTERS:
+            raise ValueError(_wrong_drafter(name, given))
+    if len({*names}) < len(names):
+        raise ValueError(f"drafter is {given!r}, which names a drafter twice; name each once")
+    return given
+
+
+def _wrong_drafter(name: str, given: str) -> str:
+    if name == "none":
+        return f"drafter is {given!r}, but 'none' means no drafter; drop it, or the others"
+    near = difflib.get_close_matches(name, DRAFTERS, n=1)
+    named = f", and there is no drafter {name!r}" if name != given else ""
+    hint = f"did you mean {near[0]!r}? It" if near else "it"
+    known = ", ".join(map(repr, (*DRAFTERS, "none")))
+    return (
+        f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'prompt_lookup,model'"
+    )
