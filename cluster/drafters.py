@@ -12,8 +12,8 @@ def read_drafters(value: str | Sequence[object]) -> str:
 
     Raises ValueError about what is wrong in it.
     """
-    names = value.split(",") if isinstance(value, str) else value
-    names = [str(name).strip() for name in names]
+    parts = value.split(",") if isinstance(value, str) else value
+    names = [str(part).strip() for part in parts]
     given = ",".join(names)
     if names == ["none"]:
         return given

@@ -11,6 +11,7 @@ Prompts of one key are run in the order of their arrival.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -60,16 +61,16 @@ class PromptTurns:
 
     def in_turn(self, prompts: Iterable[PromptT]) -> list[PromptT]:
         """The prompts, which come in the order of their arrival, as they are to be run."""
-        waiting: dict[str, list[PromptT]] = {}
+        waiting: dict[str, deque[PromptT]] = {}
         for prompt in prompts:
-            waiting.setdefault(prompt.tenant, []).append(prompt)
+            waiting.setdefault(prompt.tenant, deque()).append(prompt)
         self._admit(waiting.keys())
         turns = [(self._keys[name].tag, -self._keys[name].number, name) for name in waiting]
         heapq.heapify(turns)
         in_turn = []
         while turns:
             tag, newest_first, name = heapq.heappop(turns)
-            prompt = waiting[name].pop(0)
+            prompt = waiting[name].popleft()
             in_turn.append(prompt)
             if waiting[name]:
                 later = tag + prompt.num_tokens / prompt.weight

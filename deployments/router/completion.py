@@ -78,7 +78,7 @@ class Completion:
         self._place = runtime.slots.queue(
             params.tenant, priority=priority, num_tokens=len(params.prompt) + params.max_tokens
         )
-        self.sequence = Sequence.open(
+        self.sequence = Sequence(
             seq_id,
             params,
             decoder=runtime.tokenizer,

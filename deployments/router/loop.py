@@ -17,7 +17,6 @@ from deployments.router.live import Live, ended_by_defects
 from deployments.router.policy.gamma import GammaController, Outcome
 from deployments.router.round import (
     RoundObserver,
-    commit,
     outcome,
     record_round,
     verify_request,
@@ -270,7 +269,7 @@ class RoundLoop:
             sequence.target.replica_id = reply.replica_id
             with live.ended_by_errors():
                 draft = speculated.drafts.get(request.seq_id, NO_DRAFTS)
-                num_new = commit(sequence, draft, result)
+                num_new = sequence.commit(result, source=draft.source)
                 num_committed += num_new
                 live.note_progress(num_new)
                 if result.num_tested:  # of drafts that there was no room for nothing is known

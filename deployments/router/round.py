@@ -8,7 +8,6 @@ from deployments.router.drafting.protocol import Drafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from deployments.router.speculation import Speculated
-from workers.errors import GenerationFailedError, InvalidRequestError
 from workers.types import NO_DRAFTS, DraftTokens, Reply, VerifyRequest, VerifyResult, is_prefill_len
 
 
@@ -64,30 +63,6 @@ def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
 def is_prefill(request: VerifyRequest) -> bool:
     """Whether the target has to run more than what a round adds."""
     return request.base_len == 0 or is_prefill_len(len(request.new_tokens))
-
-
-def commit(sequence: Sequence, draft: DraftTokens, result: VerifyResult) -> int:
-    """Take the target's tokens over, of which some may be its `draft`; returns how many.
-
-    Raises GenerationFailedError if the target cannot go on with the sequence, and
-    InvalidRequestError if that is what the request asks for.
-    """
-    if result.error:
-        raise (InvalidRequestError if result.is_refused else GenerationFailedError)(result.error)
-    if result.prompt_logprobs:
-        sequence.note_prompt_logprobs(result.prompt_logprobs)
-    if result.needs_tokens_from is not None:
-        sequence.target.cached_len = result.needs_tokens_from
-        return 0
-    if result.is_released or sequence.is_done:
-        return 0
-    sequence.target.cached_len = len(sequence.tokens) + result.num_accepted
-    return sequence.commit(
-        result.tokens,
-        num_accepted=result.num_accepted,
-        source=draft.source,
-        logprobs=result.logprobs,
-    )
 
 
 def outcome(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
@@ -11,8 +11,8 @@ from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.suspicion import Suspicion
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from deployments.router.text import CompletionText, Decoder
-from workers.errors import TandemError
-from workers.types import SamplingParams, TokenLogprobs
+from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
+from workers.types import SamplingParams, TokenLogprobs, VerifyResult
 
 
 class FinishReason(StrEnum):
@@ -122,56 +122,47 @@ class Placement:
         self.cached_len = 0
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    seq_id: str
-    params: GenerationParams
-    end_token_ids: frozenset[int]
-    """Tokens that end the text."""
-    tokens: list[int]
-    """Committed tokens, prompt included. The newest is cached nowhere yet."""
-    target: Placement = field(default_factory=Placement)
-    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    suspicion: Suspicion = field(default_factory=Suspicion)
-    """Whether it ends the workers that run it."""
-    is_cancelled: bool = False
-    finish_reason: FinishReason | None = None
-    error: TandemError | None = None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the stream has ended, with a finish reason or an error."""
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, as far as they have come."""
-    _emit: Callable[[Delta | TandemError], None]
-    _text: CompletionText
-    _text_len: int = 0
+    """One completion: the tokens that the target has committed, and where its state lies."""
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         seq_id: str,
         params: GenerationParams,
         *,
         decoder: Decoder,
         eos_token_ids: Tokens[int],
         emit: Callable[[Delta | TandemError], None],
-    ) -> "Sequence":
-        """A sequence that hands every commit to `emit`, and an error instead if it fails."""
+    ) -> None:
+        """It hands every commit to `emit`, and an error instead if it fails."""
+        self.seq_id = seq_id
+        self.params = params
         own_end_tokens = () if params.ignore_eos else eos_token_ids
-        return cls(
-            seq_id=seq_id,
-            params=params,
-            end_token_ids=frozenset((*own_end_tokens, *params.sampling.stop_token_ids)),
-            tokens=list(params.prompt),
-            _emit=emit,
-            _text=CompletionText(
-                decoder,
-                prompt=params.prompt,
-                stop=params.stop,
-                include_stop=params.include_stop,
-                num_unstopped=params.sampling.min_tokens,
-                skip_special_tokens=params.skip_special_tokens,
-            ),
+        self.end_token_ids = frozenset((*own_end_tokens, *params.sampling.stop_token_ids))
+        """Tokens that end the text."""
+        self.tokens = list(params.prompt)
+        """Committed tokens, prompt included. The newest is cached nowhere yet."""
+        self.target = Placement()
+        self.counts = SpeculationCounts()
+        self.suspicion = Suspicion()
+        """Whether it ends the workers that run it."""
+        self.is_cancelled = False
+        self.finish_reason: FinishReason | None = None
+        self.error: TandemError | None = None
+        self.done = asyncio.Event()
+        """Set when the stream has ended, with a finish reason or an error."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens from the second on, as far as they have come."""
+        self._emit = emit
+        self._text = CompletionText(
+            decoder,
+            prompt=params.prompt,
+            stop=params.stop,
+            include_stop=params.include_stop,
+            num_unstopped=params.sampling.min_tokens,
+            skip_special_tokens=params.skip_special_tokens,
         )
+        self._text_len = 0
 
     @property
     def prompt_len(self) -> int:
@@ -210,38 +201,39 @@ class Sequence:
     def is_done(self) -> bool:
         return self.is_cancelled or self.finish_reason is not None or self.error is not None
 
-    def note_prompt_logprobs(self, logprobs: Tokens[TokenLogprobs]) -> None:
-        """Take over those of the prompt's tokens from position `base_len` + 1 on."""
-        self.prompt_logprobs[self.base_len :] = logprobs
+    def commit(self, result: VerifyResult, *, source: str = "") -> int:
+        """Take over what the target answered, up to where the text ends, and emit what that adds.
 
-    def commit(
-        self,
-        tokens: Tokens[int],
-        *,
-        num_accepted: int = 0,
-        source: str = "",
-        logprobs: Tokens[TokenLogprobs] = (),
-    ) -> int:
-        """Take over tokens of the target, up to where the text ends, and emit what they add.
-
-        The first `num_accepted` of them were drafts of `source`; there is one of `logprobs` for
-        each, or none at all. Returns how many were committed.
+        The accepted drafts were those of `source`. Returns how many tokens were committed.
+        Raises GenerationFailedError if the target cannot go on with the sequence, and
+        InvalidRequestError if that is what the request asks for.
         """
-        assert not self.is_done
+        if result.error:
+            raise (InvalidRequestError if result.is_refused else GenerationFailedError)(
+                result.error
+            )
+        if result.prompt_logprobs:
+            self.prompt_logprobs[self.base_len :] = result.prompt_logprobs
+        if result.needs_tokens_from is not None:
+            self.target.cached_len = result.needs_tokens_from
+            return 0
+        if result.is_released or self.is_done:
+            return 0
+        self.target.cached_len = len(self.tokens) + result.num_accepted
         prompt = self._prompt_records() if self.num_output_tokens == 0 else ()
         records: list[TokenRecord] = []
         if self.num_remaining == 0:  # only the prompt is wanted
             self.finish_reason = FinishReason.LENGTH
-        for index, token in enumerate(tokens):
+        for index, token in enumerate(result.tokens):
             if self.finish_reason is not None:
                 break
-            is_accepted = index < num_accepted
+            is_accepted = index < result.num_accepted
             records.append(
                 self._append(
                     token,
                     origin=Origin.ACCEPTED if is_accepted else Origin.OWN,
                     source=source if is_accepted else "",
-                    logprobs=logprobs[index] if logprobs else None,
+                    logprobs=result.logprobs[index] if result.logprobs else None,
                 )
             )
         self._emit(Delta(records=tuple(records), finish_reason=self.finish_reason, prompt=prompt))

@@ -70,7 +70,7 @@ class Stream:
         self.deltas: list[Delta] = []
         self.error: TandemError | None = None
         self.first_delta = asyncio.Event()
-        self.sequence = LiveSequence.open(
+        self.sequence = LiveSequence(
             f"s{params.seed}",
             params,
             decoder=CharacterTokenizer(),

@@ -266,7 +266,7 @@ async def test_the_next_round_is_sent_before_texts_are_handed_out(models: Models
     """So that the router writes to clients while the workers compute."""
     num_tokens = 10
     deltas: asyncio.Queue[object] = asyncio.Queue()
-    sequence = LiveSequence.open(
+    sequence = LiveSequence(
         "s",
         make_params(0, max_tokens=num_tokens),
         decoder=CharacterTokenizer(),

@@ -16,7 +16,7 @@ from deployments.router.sequence import (
 )
 from tests.fakes import END, byte_tokenizer
 from workers.errors import TandemError
-from workers.types import SamplingParams
+from workers.types import SamplingParams, VerifyResult
 
 CHARACTERS = "abc \n" + "naïve é 日本語 漢字かな 👩‍👩‍👧‍👦 🇩🇪 👍🏽 مرحبا"
 
@@ -49,12 +49,12 @@ def write(
         seed=0,
         stop=tuple(stop),
     )
-    sequence = Sequence.open(
+    sequence = Sequence(
         "s", params, decoder=tokenizer, eos_token_ids=[tokenizer.token_to_id(END)], emit=emit
     )
     for start, end in zip([0, *accumulate(sizes)], accumulate(sizes), strict=False):
         if not sequence.is_done:
-            sequence.commit(tokens[start:end])
+            sequence.commit(VerifyResult(seq_id="s", tokens=tuple(tokens[start:end])))
     return deltas
 
 
@@ -126,16 +126,16 @@ def test_what_was_held_back_is_the_text_of_the_token_that_settles_it(
 
 def test_records_say_which_tokens_were_drafted_and_by_whom(tokenizer: Tokenizer) -> None:
     records: list[TokenRecord] = []
-    sequence = Sequence.open(
+    sequence = Sequence(
         "s",
         GenerationParams(prompt=(5,), max_tokens=9, sampling=SamplingParams(), seed=0),
         decoder=tokenizer,
         eos_token_ids=(),
         emit=lambda delta: records.extend(delta.records),  # type: ignore[union-attr]
     )
-    tokens = [10, 11, 12, 13, 14, 15]
-    assert sequence.commit(tokens[:3], num_accepted=2, source="prompt_lookup") == 3
-    assert sequence.commit(tokens[3:]) == 3
+    first = VerifyResult(seq_id="s", tokens=(10, 11, 12), num_accepted=2)
+    assert sequence.commit(first, source="prompt_lookup") == 3
+    assert sequence.commit(VerifyResult(seq_id="s", tokens=(13, 14, 15))) == 3
     assert [(record.origin, record.source) for record in records] == [
         *[(Origin.ACCEPTED, "prompt_lookup")] * 2,
         *[(Origin.OWN, "")] * 4,
