@@ -25,10 +25,11 @@ MAX_DEPTH = 64
 """Brackets that may be open at a time in a grammar: the library follows them on its stack."""
 MAX_COMPILED = 64
 """Grammars that are kept compiled."""
-STEP_LEXER_FUEL = 100_000
+LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
-"""The library's limits of the work of one mask, about 7 ms and 1 ms: less than its own, as other
-sequences wait meanwhile. Ordinary grammars use a hundredth. All others are the library's own."""
+"""The library's limits of the work before the first mask and of each, some tens of ms and 1 ms:
+less than its own, as other sequences wait meanwhile. Ordinary grammars use a hundredth. All others
+are the library's own."""
 NUM_THREADS = 2
 """Grammars that are compiled at a time, so that a slow one does not hold up all others."""
 
@@ -99,7 +100,10 @@ class GrammarCompiler:
         check_size(grammar)
         vocabulary = self._load_vocabulary()
         limits = LLParserLimits(
-            step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS, verbose_errors=False
+            initial_lexer_fuel=LEXER_FUEL,
+            step_lexer_fuel=LEXER_FUEL,
+            step_max_items=STEP_MAX_ITEMS,
+            verbose_errors=False,
         )
         special_tokens = self._special_tokens(vocabulary, grammar)
         try:

@@ -1,7 +1,7 @@
 """`tandem load flood`: a quiet key's first tokens, alone and beside a flood, and memory meanwhile.
 
 The flood's key may have as many completions at a time as it has streams. A few streams more than
-that are sent, so that there are always some that are refused.
+that are sent, so that some are refused. A third key has no requests left: it is refused each time.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ from tandem.load.report import FloodResult, format_flood
 from tandem.load.streams import FloodReport, Streams, run_flood
 
 NUM_PROMPTS = 20
-QUIET, FLOOD = "quiet", "flood"
+QUIET, FLOOD, SPENT = "quiet", "flood", "spent"
+SPENT_RATE = 1e-4
+"""Requests per second: one, and none for hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,9 @@ class Options(AppOptions):
     hang_ups: float = option(0.2, "the share of the flood's streams that are left", type=share)
     slow: float = option(0.1, "the share of its readers that are slow", type=share)
     alone: int = option(40, "requests of the quiet key before and after the flood", type=whole)
-    max_num_seqs: int = option(64, "completions that run at a time", type=whole)
+    max_num_seqs: int = option(
+        4, "completions that run at a time; a newcomer waits for a step of all", type=whole
+    )
     max_queued_requests: int = option(1024, "completions that wait", type=whole)
     max_model_len: int = option(
         512, "tokens; caches this small are full of prompts before their growth counts", type=whole
@@ -53,6 +57,7 @@ def run(options: Options) -> str:
     keys: list[dict[str, Any]] = [
         {"name": QUIET},
         {"name": FLOOD, "max_concurrent": options.streams},
+        {"name": SPENT, "requests_per_second": SPENT_RATE},
     ]
     with loaded_app(
         options,
@@ -112,7 +117,7 @@ def _beside_flood(
             works = (
                 memory.watch(),
                 ask_quietly(app.endpoints[QUIET], load, expected, quiet),
-                ask_too_much(loud, load, refusals_s),
+                ask_too_much(app.endpoints[SPENT], load, refusals_s),
             )
             tasks = [asyncio.create_task(work) for work in works]
             try:

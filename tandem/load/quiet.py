@@ -44,10 +44,10 @@ async def ask_quietly(
 
 
 async def ask_too_much(endpoint: Endpoint, load: Load, refusals_s: list[float]) -> None:
-    """Ask with a key whose limit is used up, for ever; notes how long each 429 took.
+    """Ask with a key of which one request is let in, for ever; notes how long each 429 took.
 
     That is from the request to the whole answer, as a client sees it who sends one at a time over
-    a connection that it keeps. What is let in all the same is read to its end.
+    a connection that it keeps.
     """
     async with http_client(endpoint) as client:
         number = 0
