@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 
-DRAFTERS = ("model", "prompt_lookup")
+DRAFTERS = ("model", "prompt_lookup", "suffix")
 """What `drafter` may be a list of."""
 
 
@@ -32,6 +32,4 @@ def _wrong_drafter(name: str, given: str) -> str:
     named = f", and there is no drafter {name!r}" if name != given else ""
     hint = f"did you mean {near[0]!r}? It" if near else "it"
     known = ", ".join(map(repr, (*DRAFTERS, "none")))
-    return (
-        f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'prompt_lookup,model'"
-    )
+    return f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'suffix,model'"

@@ -43,8 +43,9 @@ class AppArgs(BaseModel):
     comes with its own."""
     drafter: str = "model"
     """What guesses ahead: `model`, the draft model; `prompt_lookup`, what followed the same words
-    earlier in prompt and output, without a model; or both, separated by a comma: the first that has
-    something to say speaks. `none` for plain decoding."""
+    earlier in prompt and output, without a model; `suffix`, the same in finished texts too; or
+    several, separated by commas: the first that has something to say speaks. `none` for plain
+    decoding, but for what a client predicts itself."""
     num_target_groups: ReplicaRange = ONE_REPLICA
     """Replicas of the target: a number, or min:max to autoscale."""
     num_draft_replicas: ReplicaRange = ONE_REPLICA

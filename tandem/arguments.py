@@ -2,6 +2,8 @@
 
 import argparse
 
+from cluster.drafters import read_drafters
+
 MOST_DRAFTS = 64
 """The most that the app's num_speculative_tokens may be."""
 
@@ -46,6 +48,14 @@ def gamma(text: str) -> int | str:
             f"{text!r} is neither a number from 0 to {MOST_DRAFTS} nor dynamic"
         )
     return int(text)
+
+
+def drafters(text: str) -> str:
+    """What the app's option `drafter` may be."""
+    try:
+        return read_drafters(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(text: str) -> float:

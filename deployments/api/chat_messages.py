@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.api.openai import Text
+from deployments.api.text_parts import TextPart, joined
 from deployments.api.unserved import ANYTHING, OffValues
 from deployments.api.validation import RequestModel, brief, field_error
 from deployments.router.chat.message import Message, ToolCall
@@ -26,30 +27,7 @@ def _known_role(value: Any) -> Any:
 
 def _joined(value: Any) -> Any:
     """Content as one text; parts are joined by line breaks, as vLLM does."""
-    if not isinstance(value, list):
-        return value
-    return "\n".join(_text_of_part(index, part) for index, part in enumerate(value))
-
-
-def _text_of_part(index: int, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", "refusal"):
-        raise ValueError(
-            f"part {index} has the type {brief(kind)}; only parts of the type 'text' are served"
-            if isinstance(part, dict)
-            else f'part {index} is {brief(part)}; it must be like {{"type": "text", "text": "..."}}'
-        )
-    text = part.get(kind)
-    if not isinstance(text, str):
-        raise ValueError(f"part {index} has the {kind} {brief(text)}; it must be a string")
-    return text
-
-
-class TextPart(RequestModel):
-    """A part of a message's content, for the schema."""
-
-    type: Literal["text"]
-    text: str
+    return joined(value, by="\n")
 
 
 Content = Annotated[

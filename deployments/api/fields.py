@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.api.grammar_fields import GrammarFields
 from deployments.api.marks import Grpc, Takes
+from deployments.api.prediction import Prediction
 from deployments.api.sampling_fields import MAX_INTEGER, SamplingFields
 from deployments.api.validation import RequestModel, field_error
 from deployments.router.chat.message import Conversation
@@ -39,12 +40,12 @@ class Speculation(RequestModel):
     """How a request's completions are drafted; their tokens are the same in any case."""
 
     mode: Annotated[
-        Literal["auto", "off", "model", "prompt_lookup"],
+        Literal["auto", "off", "model", "prompt_lookup", "suffix", "predicted"],
         Field(
             description="`auto` lets all drafters of the app draft, `off` none, and a name that "
-            "one only."
+            "one only; `predicted` drafts from `prediction`."
         ),
-        Takes("auto, off, model or prompt_lookup"),
+        Takes("auto, off, model, prompt_lookup, suffix or predicted"),
         Grpc(1),
     ] = "auto"
     num_speculative_tokens: Annotated[
@@ -147,6 +148,11 @@ class GenerationFields(SamplingFields, GrammarFields):
         Field(description="How the completions are drafted."),
         Grpc(25),
     ] = None
+    prediction: Annotated[
+        Prediction | None,
+        Field(description="What most of each completion is expected to be."),
+        Grpc(26),
+    ] = None
 
     @model_validator(mode="after")
     def _check_max_tokens(self) -> Self:
@@ -206,6 +212,7 @@ class GenerationFields(SamplingFields, GrammarFields):
             num_logprobs=self.num_logprobs,
             num_prompt_logprobs=self.prompt_logprobs,
             return_token_ids=self.return_token_ids,
+            prediction=self.prediction.content if self.prediction is not None else "",
             drafter=speculation.drafter,
             max_gamma=speculation.max_gamma,
             priority=self.priority,

@@ -36,7 +36,6 @@ COMPLETIONS: OffValues = {
     "no_repeat_ngram_size": (0,),
     "num_beams": (1,),
     "parallel_tool_calls": (True, False),
-    "prediction": (ANYTHING,),
     "prompt_embeds": (),
     "reasoning_effort": (),
     "request_id": (ANYTHING,),

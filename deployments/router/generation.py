@@ -38,6 +38,8 @@ class Usage:
     """Each prompt counts once, however many completions it has."""
     num_completion_tokens: int
     speculation: SpeculationCounts
+    predicted: SpeculationCounts | None = None
+    """The part of `speculation` that is drafts of the client's prediction; None if it sent none."""
 
     @property
     def num_tokens(self) -> int:
@@ -45,13 +47,13 @@ class Usage:
 
     @property
     def num_accepted(self) -> int:
-        """Draft tokens that stand in the completions."""
-        return self.speculation.num_accepted
+        """Draft tokens that stand in the completions: those of the prediction, if there is one."""
+        return (self.predicted or self.speculation).num_accepted
 
     @property
     def num_rejected(self) -> int:
-        """Draft tokens that were verified and do not stand there."""
-        return self.speculation.num_draft_tokens - self.speculation.num_accepted
+        """Draft tokens, of the same drafters, that were verified and do not stand there."""
+        return (self.predicted or self.speculation).num_draft_tokens - self.num_accepted
 
 
 def choices_of(
@@ -59,6 +61,7 @@ def choices_of(
     prompts: Sequence[tuple[int, ...]],
     prompt_texts: Sequence[tuple[str, ...]] = (),
     *,
+    prediction: tuple[int, ...] = (),
     tenant: Tenant,
     max_model_len: int,
 ) -> tuple[GenerationParams, ...]:
@@ -85,6 +88,7 @@ def choices_of(
             num_prompt_logprobs=request.num_prompt_logprobs,
             shows_prompt=request.shows_prompt,
             prompt_texts=texts,
+            prediction=prediction,
             drafter=request.drafter,
             max_gamma=request.max_gamma,
             tenant=tenant,
@@ -108,19 +112,27 @@ class Generation:
         prompts: Sequence[tuple[int, ...]],
         *,
         prompt_texts: Sequence[tuple[str, ...]] = (),
+        prediction: tuple[int, ...] = (),
         tenant: Tenant = ANYBODY,
         started: float,
         reservation: Reservation,
         runtime: Runtime,
     ) -> None:
-        """`prompts` are the request's, as token ids; it came at `started` on the loop's clock.
+        """`prompts` and `prediction` are the request's, as token ids; it came at `started` on the
+        loop's clock.
 
         `prompt_texts` are those of each prompt's tokens, if it is echoed.
         """
         self.id = uuid.uuid4().hex
         self.choices = choices_of(
-            request, prompts, prompt_texts, tenant=tenant, max_model_len=runtime.max_model_len
+            request,
+            prompts,
+            prompt_texts,
+            prediction=prediction,
+            tenant=tenant,
+            max_model_len=runtime.max_model_len,
         )
+        self._has_prediction = bool(prediction)
         self._num_made, self._num_wanted = request.num_choices, request.n
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self.started = started
@@ -140,6 +152,11 @@ class Generation:
             num_prompt_tokens=self._num_prompt_tokens,
             num_completion_tokens=sum(s.num_output_tokens for s in sequences),
             speculation=SpeculationCounts.total(s.counts for s in sequences),
+            predicted=(
+                SpeculationCounts.total(s.predicted_counts for s in sequences)
+                if self._has_prediction
+                else None
+            ),
         )
 
     async def complete(self) -> list[Delta]:

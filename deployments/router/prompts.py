@@ -40,6 +40,7 @@ class PromptReader:
         *,
         add_special_tokens: bool = True,
         parse_special_tokens: bool = True,
+        field: str = "prompt",
     ) -> list[tuple[int, ...]]:
         """The token ids of each prompt; raises ContextLengthError for a text that cannot fit.
 
@@ -49,12 +50,13 @@ class PromptReader:
         Args:
             add_special_tokens: whether the tokenizer adds its own, such as one that begins texts.
             parse_special_tokens: whether the name of a special token in a text means that token.
+            field: the field of the request that has the texts, for errors.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if not texts:
             return [prompt for prompt in prompts if not isinstance(prompt, str)]
         for text in texts:
-            self._check_length(text)
+            self._check_length(text, field)
 
         def encode(text: str) -> tuple[int, ...]:
             tokenizer = self._tokenizer if parse_special_tokens else self._literal_tokenizer
@@ -123,13 +125,13 @@ class PromptReader:
         finally:
             has_left.set()
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, text: str, field: str = "prompt") -> None:
         """Refuse a text that must have too many tokens, before it costs anything to count them."""
         max_len = self._max_model_len * self._longest_token
         if len(text) > max_len:
             raise ContextLengthError(
-                f"the prompt has {len(text)} characters; the context is {self._max_model_len} "
+                f"the {field} has {len(text)} characters; the context is {self._max_model_len} "
                 f"tokens of at most {self._longest_token} characters, so that no more than "
-                f"{max_len} can fit; shorten the prompt",
-                field="prompt",
+                f"{max_len} can fit; shorten the {field}",
+                field=field,
             )

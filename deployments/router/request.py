@@ -76,6 +76,8 @@ class GenerationRequest:
     """Whether a text begins and ends with the special tokens that its tokenizer gives it."""
     parse_special_tokens: bool = True
     """Whether the name of a special token in a text means that token."""
+    prediction: str = ""
+    """What the client expects most of each completion to be."""
     drafter: str | None = None
     """The only drafter that may draft; None for all that the app has."""
     max_gamma: int | None = None

@@ -71,15 +71,13 @@ class RequestLog:
 
 
 def _of_generation(generation: Generation) -> dict[str, Any]:
-    counts = [completion.sequence.counts for completion in generation.completions]
-    num_rounds = sum(count.num_rounds for count in counts)
-    num_tested = sum(count.num_tested for count in counts)
     usage = generation.usage
+    counts = usage.speculation
     return {
         "num_prompt_tokens": usage.num_prompt_tokens,
         "num_completion_tokens": usage.num_completion_tokens,
-        "alpha": usage.num_accepted / num_tested if num_tested else None,
-        "tau": 1 + usage.num_accepted / num_rounds if num_rounds else None,
+        "alpha": counts.num_accepted / counts.num_tested if counts.num_tested else None,
+        "tau": 1 + counts.num_accepted / counts.num_rounds if counts.num_rounds else None,
         **_times(generation),
     }
 

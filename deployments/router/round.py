@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployments.router.drafting import predicted
 from deployments.router.drafting.protocol import Drafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
@@ -80,6 +81,8 @@ def outcome(
         source=draft.source,
     )
     sequence.counts.add(outcome)
+    if draft.source == predicted.SOURCE:
+        sequence.predicted_counts.add(outcome)
     return outcome
 
 

@@ -52,6 +52,8 @@ class GenerationParams:
     """Whether the first delta has the prompt's tokens too."""
     prompt_texts: tuple[str, ...] = ()
     """What each token of a prompt that is echoed adds to its text."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects the completion to be."""
     drafter: str | None = None
     """The only drafter that may draft for it; None for any."""
     max_gamma: int | None = None
@@ -144,6 +146,8 @@ class Sequence:
         """Committed tokens, prompt included. The newest is cached nowhere yet."""
         self.target = Placement()
         self.counts = SpeculationCounts()
+        self.predicted_counts = SpeculationCounts()
+        """The part of `counts` that is drafts of the client's prediction."""
         self.suspicion = Suspicion()
         """Whether it ends the workers that run it."""
         self.is_cancelled = False

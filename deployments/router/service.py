@@ -159,12 +159,14 @@ class GenerationService:
         )
         for prompt, asked in zip(prompts, request.prompts, strict=True):
             self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
+        prediction = await self._prediction(request, tenant)
         request = self._chats.with_grammar(request, prompts)
         await check_grammar(self._grammars, request.sampling.grammar, field=request.grammar_field)
         generation = Generation(
             replace(request, sampling=await self._sampling(request)),
             prompts,
             prompt_texts=await self._prompt_texts(request, prompts),
+            prediction=prediction,
             tenant=tenant,
             started=started,
             reservation=reservation,
@@ -217,6 +219,22 @@ class GenerationService:
             end_tokens = (*sampling.stop_token_ids, *self.model.info.eos_token_ids)
             sampling = replace(sampling, stop_token_ids=end_tokens)
         return sampling
+
+    async def _prediction(self, request: GenerationRequest, tenant: Tenant) -> tuple[int, ...]:
+        """The tokens that the client expects; raises ContextLengthError for more than can be."""
+        if not request.prediction:
+            return ()
+        (tokens,) = await self._prompts.read(
+            [request.prediction], tenant, add_special_tokens=False, field="prediction"
+        )
+        limit = self.model.info.max_model_len
+        if len(tokens) > limit:
+            raise ContextLengthError(
+                f"the prediction has {len(tokens)} tokens, but the context of {self.model.name!r} "
+                f"is {limit} tokens; shorten the prediction",
+                field="prediction",
+            )
+        return tokens
 
     async def _prompt_texts(
         self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from cluster import bundled
-from tandem.arguments import whole
+from tandem.arguments import drafters, whole
 from tandem.bench.options import LoadOptions, ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
 from tandem.demo.grow import grown_target
 from tandem.live.client import Load
-from tandem.live.texts import make_prompts
+from tandem.live.texts import KINDS, edited, make_prompts
 from workers.errors import ConfigError
 from workers.model import load_config
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tandem.live.server import LiveServer
 
 MODEL_NAME = "bench"
+EDIT = "edit"
+"""Easy text, of which clients predict what they get with small edits."""
 DYNAMIC_MAX = 16
 """The longest draft of a dynamic gamma: the app's default."""
 
@@ -30,6 +32,8 @@ DYNAMIC_MAX = 16
 class Options(LoadOptions):
     """Every combination of text, temperature, streams and gamma is a setting."""
 
+    drafter: str = option("model", "the drafters of the app, like suffix,model", type=drafters)
+    texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=(*KINDS, EDIT))
     num_prompts: int = option(8, "prompts of each load", type=whole)
 
 
@@ -44,7 +48,7 @@ def run(options: Options) -> str:
             f"many streams would run; give at least --num-prompts {most}"
         )
     table = ""
-    with measured_app(options, options.gammas) as server:
+    with measured_app(options, options.gammas, drafter=options.drafter) as server:
         for rows in _repeats(options, server):
             table = markdown_table(COLUMNS, rows)
             figures = {"options": options, "rows": rows}
@@ -53,7 +57,7 @@ def run(options: Options) -> str:
 
 
 def measured_app(
-    options: ModelOptions, gammas: Sequence[int | str]
+    options: ModelOptions, gammas: Sequence[int | str], *, drafter: str = "model"
 ) -> "AbstractContextManager[LiveServer]":
     """A live app that starts with gamma 0, whose gamma may become any of these."""
     from tandem.live.server import live_server  # needs Ray, which other subjects do without
@@ -61,7 +65,8 @@ def measured_app(
     most_drafts = max(DYNAMIC_MAX if g == DYNAMIC else int(g) for g in (*gammas, 1))
     app_options = {
         "target": target_folder(options),
-        "draft": options.draft,
+        "drafter": drafter,
+        **({"draft": options.draft} if "model" in drafter.split(",") else {}),
         "served_model_name": MODEL_NAME,
         "num_speculative_tokens": str(most_drafts),
         "gamma": "0",
@@ -85,16 +90,25 @@ def measure(server: "LiveServer", setting: Setting, load: Load) -> Sample:
     return Sample(load=result, counters=server.counters().since(before))
 
 
+def _load(options: Options, setting: Setting, server: "LiveServer") -> Load:
+    is_edit = setting.text == EDIT
+    load = Load(
+        prompts=make_prompts(
+            "easy" if is_edit else setting.text, options.num_prompts, seed=options.seed
+        ),
+        max_tokens=options.max_tokens,
+        temperature=setting.temperature,
+    )
+    if not is_edit:
+        return load
+    server.set_gamma(0)
+    texts = server.run(load, concurrency=1).texts
+    return replace(load, predictions=[edited(text, seed=index) for index, text in enumerate(texts)])
+
+
 def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
     """Measure everything once per repeat; yields the rows of all repeats until then."""
-    loads = {
-        setting: Load(
-            prompts=make_prompts(setting.text, options.num_prompts, seed=options.seed),
-            max_tokens=options.max_tokens,
-            temperature=setting.temperature,
-        )
-        for setting in make_settings(options)
-    }
+    loads = {setting: _load(options, setting, server) for setting in make_settings(options)}
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in loads}
     for setting, load in loads.items():  # the first of everything is slower
         measure(server, setting, replace(load, prompts=load.prompts[:2]))

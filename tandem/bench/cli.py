@@ -8,6 +8,7 @@ SUBJECTS = {
     "app": "draft lengths in turn on one live app",
     "long-prompt": "what a long prompt does to the streams that run",
     "http-path": "what it costs that each text is a stream of HTTP of its own",
+    "lookup": "one stream without a draft model, beside transformers' prompt lookup",
     "traffic": "how gamma=dynamic follows a text that changes",
     "engine": "the workers alone, without Ray",
     "exact": "where 16-bit texts differ from plain decoding, and by how little; without Ray",

@@ -89,6 +89,7 @@ def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
         "add_special_tokens": lambda: rng.random() < 0.5,
         "parse_special_tokens": lambda: rng.random() < 0.5,
         "speculation": lambda: _draw_speculation(rng),
+        "prediction": lambda: _draw_prediction(rng),
         "user": lambda: "u",
     }
     for name, draw in rare.items():
@@ -180,7 +181,15 @@ def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
 
 
 def _draw_speculation(rng: random.Random) -> Any:
-    return rng.choice([{"mode": "off"}, {"num_speculative_tokens": 1}, {"mode": "model"}, {}])
+    modes = [{"mode": mode} for mode in ("off", "model", "prompt_lookup", "suffix", "predicted")]
+    return rng.choice([*modes, {"num_speculative_tokens": 1}, {}])
+
+
+def _draw_prediction(rng: random.Random) -> Any:
+    """Nothing, anything, or more than fits a context."""
+    text = "".join(rng.choices(string.printable[:95], k=rng.choice([1, 40, 400])))
+    parts = [{"type": "text", "text": text}, {"type": "text", "text": ""}]
+    return {"type": "content", "content": rng.choice(["", text, parts, []])}
 
 
 def _draw_stop(rng: random.Random) -> Any:

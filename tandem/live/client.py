@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -47,6 +47,11 @@ class Endpoint:
     """Sent with every request, if there is one."""
 
 
+def new_salt() -> str:
+    """A cache_salt that no other load has."""
+    return uuid4().hex[:12]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Requests to send; request i has the seed i."""
@@ -54,16 +59,14 @@ class Load:
     prompts: Sequence[Prompt]
     max_tokens: int
     temperature: float
-    salt: str = field(default_factory=lambda: uuid4().hex[:12])
+    predictions: Sequence[str] = ()
+    """What the answers are expected to be, one per prompt or none at all."""
+    salt: str = field(default_factory=new_salt)
     """The requests' cache_salt: another load has another, so no prefix of it is cached."""
 
     def again(self, *, max_tokens: int | None = None) -> "Load":
         """The same requests under another salt, shorter ones if max_tokens is given."""
-        return Load(
-            prompts=self.prompts,
-            max_tokens=max_tokens or self.max_tokens,
-            temperature=self.temperature,
-        )
+        return replace(self, max_tokens=max_tokens or self.max_tokens, salt=new_salt())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +238,7 @@ async def stream(
 
 def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
     """The JSON of a load's request, which asks for its tokens whatever the model says."""
-    return {
+    body: dict[str, Any] = {
         "model": endpoint.model,
         "prompt": load.prompts[index],
         "max_tokens": load.max_tokens,
@@ -246,6 +249,9 @@ def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
+    if load.predictions:
+        body["prediction"] = {"type": "content", "content": load.predictions[index]}
+    return body
 
 
 async def _until_first_ends(works: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -264,15 +270,14 @@ def _event(endpoint: Endpoint, data: str) -> Event:
         body = json.loads(data)
         if "error" in body:
             raise LoadError(f"{endpoint.url} ended a completion: {body['error']}")
-        details = body["usage"]["completion_tokens_details"]
-        num_accepted = int(details["accepted_prediction_tokens"])
+        speculation = body["usage"]["speculation"]
         return Event(
             at_s=time.perf_counter(),
             text="".join(choice["text"] for choice in body["choices"]),
             usage=Usage(
                 num_tokens=int(body["usage"]["completion_tokens"]),
-                num_accepted=num_accepted,
-                num_drafted=num_accepted + int(details["rejected_prediction_tokens"]),
+                num_accepted=int(speculation["accepted_tokens"]),
+                num_drafted=int(speculation["drafted_tokens"]),
             ),
         )
     except (ValueError, KeyError, TypeError) as error:

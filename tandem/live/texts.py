@@ -2,12 +2,17 @@
 
 import itertools
 import random
+import re
 import string
 
 from tandem.demo.corpus import Corpus, held_out_prompts
 
-KINDS = ("easy", "hard", "copy")
+KINDS = ("easy", "hard", "copy", "repeat")
 NUM_CHARACTERS = 400
+NUM_REPEATED = 4
+"""Requests of `repeat` that have one template."""
+EDIT_EVERY = 12
+"""Words of a text for each that is edited."""
 
 
 def make_prompts(kind: str, num_prompts: int, *, seed: int = 0) -> list[str]:
@@ -15,7 +20,8 @@ def make_prompts(kind: str, num_prompts: int, *, seed: int = 0) -> list[str]:
 
     `easy`: code as both models were trained on, from files they have not seen. `hard`: random
     characters, on which drafts are hardly ever right. `copy`: code that is repeated, as when a
-    model edits a file.
+    model edits a file. `repeat`: the same code behind numbers that differ, as when an agent asks by
+    a template, so that completions resemble earlier ones.
     """
     if kind == "hard":
         rng = random.Random(seed)
@@ -24,8 +30,25 @@ def make_prompts(kind: str, num_prompts: int, *, seed: int = 0) -> list[str]:
     prompts = held_out_prompts(Corpus.load(), num_prompts, seed=seed)
     if kind == "copy":
         return [prompt[: NUM_CHARACTERS // 2] * 2 for prompt in prompts]
+    if kind == "repeat":
+        templates = prompts[: -(-num_prompts // NUM_REPEATED)]
+        return [
+            f"# task {index}\n{templates[index % len(templates)]}" for index in range(num_prompts)
+        ]
     assert kind == "easy", f"there are no {kind} prompts"
     return prompts
+
+
+def edited(text: str, *, seed: int = 0) -> str:
+    """A text with small edits: of about EDIT_EVERY words one is changed, left out or doubled."""
+    rng = random.Random(seed)
+
+    def edit(word: re.Match[str]) -> str:
+        if rng.random() * EDIT_EVERY >= 1:
+            return word[0]
+        return rng.choice(["other", "", f"{word[0]} {word[0]}"])
+
+    return re.sub(r"\w+", edit, text)
 
 
 def make_long_text(num_characters: int, *, seed: int = 0) -> str:

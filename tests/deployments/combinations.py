@@ -9,13 +9,14 @@ from tests.grammars import ARITHMETIC, PERSON
 
 Gamma = int | Literal["dynamic"]
 
-DRAFTERS = ("model", "prompt_lookup", "prompt_lookup,model")
+DRAFTERS = ("model", "prompt_lookup", "suffix", "suffix,model")
 GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
 
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 0.8}
 FREQUENT = "eatoinshrdlu"
 """Characters that are tokens of the tests' tokenizer, beside all other bytes."""
+PREDICTION = "the cat and the dog and the cat and a b"
 STOP_TOKENS = list(range(3, 97, 8))
 ALL_AT_ONCE = {
     "top_p": 0.9,
@@ -78,6 +79,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "cache_salt": {"cache_salt": "s"},
     "speculation.mode": {"speculation": {"mode": "off"}},
     "speculation.num_speculative_tokens": {"speculation": {"num_speculative_tokens": 2}},
+    "prediction": {"prediction": {"type": "content", "content": PREDICTION}},
+    "prediction with speculation.mode": {
+        "prediction": {"type": "content", "content": [{"type": "text", "text": PREDICTION}]},
+        "speculation": {"mode": "predicted"},
+    },
     "all of these at once": ALL_AT_ONCE,
     "response_format": {
         "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}

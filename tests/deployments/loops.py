@@ -152,7 +152,8 @@ def drafters_of(
     max_model_len: int = 256,
 ) -> list[Drafter]:
     """The drafters that the option `drafter` names; "model" only if there are `drafts`."""
-    names = [name for name in drafter.split(",") if drafts is not None or name != "model"]
+    missing = {"none"} if drafts is not None else {"none", "model"}
+    names = [name for name in drafter.split(",") if name not in missing]
     pool = None
     if drafts is not None:
         pool = PooledDrafter(drafts, timeout_s=timeout_s, max_model_len=max_model_len)

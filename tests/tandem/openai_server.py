@@ -16,11 +16,8 @@ WORDS = ("a ", "b ", "c ")
 
 def event(text: str | None, num_tokens: int, *, num_accepted: int = 0, num_drafted: int = 0) -> str:
     """An event with its usage; None is the last, which has no text."""
-    details = {
-        "accepted_prediction_tokens": num_accepted,
-        "rejected_prediction_tokens": num_drafted - num_accepted,
-    }
-    usage = {"completion_tokens": num_tokens, "completion_tokens_details": details}
+    speculation = {"accepted_tokens": num_accepted, "drafted_tokens": num_drafted}
+    usage = {"completion_tokens": num_tokens, "speculation": speculation}
     choices = [] if text is None else [{"text": text}]
     return json.dumps({"choices": choices, "usage": usage})
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from deployments.router.drafting import lookup, remote
+from deployments.router.drafting import lookup, remote, suffix
 from deployments.router.drafting.forced import ForcedTokens
 from deployments.router.drafting.lookup import PromptLookup
+from deployments.router.drafting.predicted import PredictedOutput
 from deployments.router.drafting.prefetch import PrefetchingDrafter
 from deployments.router.drafting.protocol import (
     Drafter,
@@ -20,22 +21,30 @@ from deployments.router.drafting.protocol import (
     sound,
 )
 from deployments.router.drafting.remote import PooledDrafter
+from deployments.router.drafting.suffix import SuffixDrafter
 from deployments.router.sequence import Sequence
 from workers.grammar_compiler import GrammarCompiler
 from workers.types import NO_DRAFTS, DraftTokens
 
 logger = logging.getLogger(__name__)
 
-LOCAL_DRAFTERS: dict[str, Callable[..., LocalDrafter]] = {lookup.SOURCE: PromptLookup}
+LOCAL_DRAFTERS: dict[str, Callable[..., LocalDrafter]] = {
+    lookup.SOURCE: PromptLookup,
+    suffix.SOURCE: SuffixDrafter,
+}
 """The local drafters by name. `is_last` tells them whether another is asked after them."""
 
 
 def make_drafters(
     names: SequenceOf[str], pool: PooledDrafter | None, grammars: GrammarCompiler | None = None
 ) -> list[Drafter]:
-    """The drafters of these names, of which "model" is `pool`; if there are any, what `grammars`
-    force is drafted before all others."""
-    drafters: list[Drafter] = [ForcedTokens(grammars)] if names and grammars is not None else []
+    """The drafters of these names, of which "model" is `pool`.
+
+    Before them, what a client predicts is drafted, and if there are any, what `grammars` force.
+    """
+    drafters: list[Drafter] = [PredictedOutput(is_last=not names)]
+    if names and grammars is not None:
+        drafters.append(ForcedTokens(grammars))
     for index, name in enumerate(names):
         if name == remote.SOURCE:
             assert pool is not None, "a draft model needs replicas"

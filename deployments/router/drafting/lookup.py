@@ -9,24 +9,20 @@ Places are found as in LZ77 (zlib's hash chains): every pair of tokens knows whe
 """
 
 from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from deployments.router.drafting.accuracy import MAX_MATCH_LEN, SURE, Guess, MatchAccuracy
 from deployments.router.sequence import Sequence
 from workers.types import NO_DRAFTS, DraftTokens
 
 SOURCE = "prompt_lookup"
-MAX_MATCH_LEN = 16
-"""Tokens that are compared: agreement further back would not make a place more likely."""
 MAX_PLACES = 32
 """Places of the last pair that are compared, the latest ones."""
 MAX_INDEXED_AT_ONCE = 4096
 """Tokens that one round may add to an index, about a millisecond's work: a longer prompt is drafted
 from some rounds later, and holds up nobody."""
-LEARNING_RATE = 0.02
-"""Share of each new observation in the measured accuracy."""
-SURE = 0.8
-"""How likely the first draft has to be right where another drafter would speak instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +66,27 @@ class PlaceIndex:
 
     def find(self, tokens: Tokens[int]) -> Match | None:
         """The longest match of the text's end among the last places; of equals the latest."""
-        end = len(tokens) - 1
-        best_position, best_length = self._previous_token, 1
-        position = self._previous_pair[end]
+        last = Match(position=self._previous_token, length=1)
+        match = self._longest(tokens, tokens, self._previous_pair[-1])
+        return match or (last if last.position >= 0 else None)
+
+    def find_in(self, tokens: Tokens[int], text: Tokens[int]) -> Match | None:
+        """The longest match, of two tokens at least, of the end of another text in these tokens."""
+        pair = text[-2] << 32 | text[-1] if len(text) > 1 else -1
+        return self._longest(tokens, text, self._newest_pair.get(pair, -1))
+
+    def _longest(self, tokens: Tokens[int], text: Tokens[int], position: int) -> Match | None:
+        """The longest match among this place of the text's last pair and those before it."""
+        best: Match | None = None
         for _ in range(MAX_PLACES):
-            if position < 0 or best_length == MAX_MATCH_LEN:
+            longest = 1 if best is None else best.length
+            if position < 0 or longest == MAX_MATCH_LEN:
                 break
-            length = _match_length(tokens, position, end, more_than=best_length)
-            if length > best_length:
-                best_position, best_length = position, length
+            length = match_length(tokens, position, text, more_than=longest)
+            if length > longest:
+                best = Match(position=position, length=length)
             position = self._previous_pair[position]
-        return Match(position=best_position, length=best_length) if best_position >= 0 else None
+        return best
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,12 +98,18 @@ class _Reader:
     text_len: int = 0
     """Length of the text when `match` was found."""
 
+    def guesses(self, tokens: Tokens[int], num_tokens: int) -> Iterator[Guess]:
+        """What was foreseen from there on; each token that is right makes the match longer."""
+        if self.match is not None:
+            position, length = self.match.position, self.match.length
+            foreseen = continuation(tokens, position, self.text_len, num_tokens)
+            yield from (Guess(token, length + index) for index, token in enumerate(foreseen))
+
 
 class PromptLookup:
     """Drafts for any number of sequences by prompt lookup.
 
-    How often it was right is measured by the length of the match, over all sequences and whether or
-    not its drafts were verified: those are its confidences.
+    Its confidences are measured: how often it was right with a match of that length.
     """
 
     source = SOURCE
@@ -106,8 +118,7 @@ class PromptLookup:
         """Unless it is the last drafter, it is silent where it is not SURE."""
         self._least_confidence = 0.0 if is_last else SURE
         self._readers: dict[str, _Reader] = {}
-        # a match of n tokens is expected to go on for n more before it ends
-        self._accuracy = [length / (length + 1) for length in range(MAX_MATCH_LEN + 1)]
+        self._accuracy = MatchAccuracy()
 
     def __len__(self) -> int:
         """Sequences of which something is kept."""
@@ -118,37 +129,20 @@ class PromptLookup:
         reader = self._readers.setdefault(sequence.seq_id, _Reader())
         if not reader.index.extend(tokens):
             return NO_DRAFTS
-        self._learn(reader, tokens)
+        self._accuracy.learn(
+            reader.guesses(tokens, len(tokens) - reader.text_len), tokens[reader.text_len :]
+        )
         reader.match, reader.text_len = reader.index.find(tokens), len(tokens)
-        if reader.match is None:
-            return NO_DRAFTS
-        length = reader.match.length
-        confidences = tuple(self._accuracy_of(length + index) for index in range(max_tokens))
-        if confidences[0] < self._least_confidence:
+        guesses = list(reader.guesses(tokens, max_tokens))
+        confidences = tuple(map(self._accuracy.of, guesses))
+        if not guesses or confidences[0] < self._least_confidence:
             return NO_DRAFTS
         return DraftTokens(
-            tokens=continuation(tokens, reader.match.position, len(tokens), max_tokens),
-            confidences=confidences,
-            source=SOURCE,
+            tokens=tuple(guess.token for guess in guesses), confidences=confidences, source=SOURCE
         )
 
     def forget(self, sequence: Sequence) -> None:
         self._readers.pop(sequence.seq_id, None)
-
-    def _accuracy_of(self, length: int) -> float:
-        return self._accuracy[min(length, MAX_MATCH_LEN)]
-
-    def _learn(self, reader: _Reader, tokens: Tokens[int]) -> None:
-        """Compare what was foreseen with what was committed since, up to the first difference."""
-        if reader.match is None:
-            return
-        committed = tokens[reader.text_len :]
-        foreseen = continuation(tokens, reader.match.position, reader.text_len, len(committed))
-        for index, (token, guess) in enumerate(zip(committed, foreseen, strict=True)):
-            length = min(reader.match.length + index, MAX_MATCH_LEN)
-            self._accuracy[length] += LEARNING_RATE * ((token == guess) - self._accuracy[length])
-            if token != guess:
-                break
 
 
 def continuation(
@@ -162,16 +156,19 @@ def continuation(
     return tuple(tokens[first + index % period] for index in range(num_tokens))
 
 
-def _match_length(tokens: Tokens[int], position: int, end: int, *, more_than: int) -> int:
-    """How many tokens up to both positions agree, at most MAX_MATCH_LEN; 0 if not `more_than`."""
-    length = more_than + 1
+def match_length(tokens: Tokens[int], position: int, text: Tokens[int], *, more_than: int) -> int:
+    """How many tokens up to a position are the last of a text, at most MAX_MATCH_LEN.
+
+    0 if not `more_than`.
+    """
+    end, length = len(text) - 1, more_than + 1
     first, last_first = position - more_than, end - more_than
-    if first < 0 or tokens[first : position + 1] != tokens[last_first : end + 1]:
+    if min(first, last_first) < 0 or tokens[first : position + 1] != text[last_first:]:
         return 0
     while (
         length < MAX_MATCH_LEN
-        and position >= length
-        and tokens[position - length] == tokens[end - length]
+        and min(position, end) >= length
+        and tokens[position - length] == text[end - length]
     ):
         length += 1
     return length

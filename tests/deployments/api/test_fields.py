@@ -290,7 +290,6 @@ async def test_what_clients_send_is_served(client: httpx.AsyncClient) -> None:
         metadata={"run": "1"},
         store=False,
         service_tier="auto",
-        prediction={"type": "content", "content": "def f():"},
         request_id="r-1",
         suffix="",
         response_format={"type": "text"},

@@ -306,6 +306,15 @@ async def test_only_what_is_asked_for_is_told(serving: LocalServing) -> None:
     assert (len(completion.token_ids), len(completion.tokens), len(completion.prompt)) == (4, 0, 0)
 
 
+async def test_a_prediction_is_drafted_from(serving: LocalServing) -> None:
+    request = GenerateRequest(text="Hello", max_tokens=40, temperature=0, ignore_eos=True)
+    plain = await serving.rpcs.generate(request, GrpcContext())
+    request.prediction.content = plain.text
+    predicted = await serving.rpcs.generate(request, GrpcContext())
+    assert predicted.text == plain.text
+    assert 20 < predicted.usage.accepted_prediction_tokens < 40
+
+
 async def test_usage_has_the_counts_of_speculation(serving: LocalServing) -> None:
     request = GenerateRequest(text="Hello", max_tokens=12, temperature=0, ignore_eos=True)
     usage = (await serving.rpcs.generate(request, GrpcContext())).usage

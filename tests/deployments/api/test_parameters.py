@@ -1,7 +1,7 @@
 """What the fields of a request do, as a client sees it."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -19,6 +19,9 @@ from tests.deployments.serving import (
     stream,
 )
 from tests.fakes import CharacterTokenizer
+
+MAX_MODEL_LEN = 256
+"""Of the model that is served."""
 
 
 @pytest.fixture
@@ -191,6 +194,81 @@ class TestSpeculation:
         assert len(told["accepted_by_position"]) <= 1
         more = await complete(client, max_tokens=40, speculation={"num_speculative_tokens": 64})
         assert more["choices"] == bounded["choices"]
+
+
+class TestPrediction:
+    FIELDS: ClassVar[dict[str, Any]] = {"max_tokens": 48, "temperature": 0, "ignore_eos": True}
+
+    @staticmethod
+    def content(text: str | list[dict[str, str]]) -> dict[str, Any]:
+        return {"type": "content", "content": text}
+
+    async def test_it_is_drafted_from_and_changes_nothing(self, client: httpx.AsyncClient) -> None:
+        plain = await complete(client, **self.FIELDS)
+        text = plain["choices"][0]["text"]
+        parts = [{"type": "text", "text": part} for part in (text[:20], text[20:])]
+        for content in (text, parts):
+            answer = await complete(client, prediction=self.content(content), **self.FIELDS)
+            assert answer["choices"] == plain["choices"]
+            details = answer["usage"]["completion_tokens_details"]
+            assert 30 < details["accepted_prediction_tokens"] < 48
+            assert details["rejected_prediction_tokens"] == 0
+            events = await stream(client, prediction=self.content(content), **self.FIELDS)
+            assert "".join(event["choices"][0]["text"] for event in events) == text
+
+    async def test_usage_tells_its_drafts_from_those_of_others(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        text = (await complete(client, **self.FIELDS))["choices"][0]["text"]
+        half = await complete(client, prediction=self.content(text[24:]), **self.FIELDS)
+        accepted = half["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+        assert 0 < accepted < half["usage"]["speculation"]["accepted_tokens"]
+        wrong = await complete(client, prediction=self.content("\u2713" * 50), **self.FIELDS)
+        assert wrong["choices"] == half["choices"]
+        assert wrong["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+        assert wrong["usage"]["speculation"]["accepted_tokens"] > 0
+
+    @pytest.mark.parametrize("mode", ["off", "model", "predicted"])
+    async def test_a_request_may_choose(self, mode: str, client: httpx.AsyncClient) -> None:
+        text = (await complete(client, **self.FIELDS))["choices"][0]["text"]
+        answer = await complete(
+            client,
+            prediction=self.content(text),
+            speculation={"mode": mode, "num_speculative_tokens": 0 if mode == "off" else 8},
+            **self.FIELDS,
+        )
+        accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+        assert (accepted > 0) is (mode == "predicted")
+        assert answer["choices"][0]["text"] == text
+
+    @pytest.mark.parametrize(
+        ("prediction", "param", "words"),
+        [
+            ({"type": "content"}, "prediction.content", ["missing"]),
+            ({"type": "file", "content": "a"}, "prediction.type", ["'file'", "content"]),
+            ({"type": "content", "content": 5}, "prediction.content", ["5", "a string"]),
+            (
+                {"type": "content", "content": [{"type": "image_url", "image_url": "x"}]},
+                "prediction.content",
+                ["part 0", "'image_url'", "'text'"],
+            ),
+            (
+                {"type": "content", "content": "a" * (MAX_MODEL_LEN + 1)},
+                "prediction",
+                [str(MAX_MODEL_LEN + 1), f"the context of 'tiny' is {MAX_MODEL_LEN}", "shorten"],
+            ),
+            ("text", "prediction", ["an object"]),
+        ],
+        ids=str,
+    )
+    async def test_a_wrong_one_is_refused(
+        self, prediction: Any, param: str, words: list[str], client: httpx.AsyncClient
+    ) -> None:
+        response = await client.post("/v1/completions", json=body(prediction=prediction))
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert all(word in error["message"] for word in words), error
 
 
 class TestModelNames:

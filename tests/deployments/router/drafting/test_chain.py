@@ -38,7 +38,7 @@ from workers.paged_model import CacheOptions
 from workers.types import DraftTokens, SamplingParams
 
 NUM_COPIED = 300
-LISTS = ["prompt_lookup", "prompt_lookup,model", "model,prompt_lookup"]
+LISTS = ["prompt_lookup", "prompt_lookup,model", "model,prompt_lookup", "suffix", "suffix,model"]
 DOCS = Path(__file__).parents[4] / "docs" / "drafting.md"
 CODE = """
 class Account:
@@ -112,6 +112,49 @@ class TestExactness:
         async with running_loop(models, gamma="dynamic", drafter="prompt_lookup") as (loop, _, _):
             streams = await run_all(loop, repeating, concurrency=4)
             assert [stream.token_ids for stream in streams] == texts
+
+    async def test_what_others_wrote_is_drafted_and_changes_nothing(
+        self, models: Models, repeating: list[GenerationParams], texts: list[list[int]]
+    ) -> None:
+        """The same requests twice: the second time their texts are known."""
+        async with running_loop(models, gamma=8, drafter="suffix") as (loop, _, observer):
+            for _ in range(2):
+                num_before = len(observer.records)
+                streams = await run_all(loop, repeating, concurrency=4)
+                assert [stream.token_ids for stream in streams] == texts
+            outcomes = [o for record in observer.records[num_before:] for o in record.outcomes]
+        assert sum(o.num_accepted for o in outcomes) > 0.6 * sum(map(len, texts))
+
+    @pytest.mark.parametrize("drafter", ["none", "suffix,prompt_lookup,model"])
+    async def test_predictions_and_choices_of_drafters_change_nothing(
+        self,
+        drafter: str,
+        models: Models,
+        repeating: list[GenerationParams],
+        texts: list[list[int]],
+    ) -> None:
+        """Each request chooses another drafter, and predicts its text with an error."""
+        choices = [None, "predicted", "suffix", "prompt_lookup", "model"]
+        asking = [
+            replace(
+                params,
+                drafter=choices[index % len(choices)],
+                prediction=tuple(text[:9] + text[11:]),
+            )
+            for index, (params, text) in enumerate(zip(repeating, texts, strict=True))
+        ]
+        drafts = model_drafts(models)
+        async with running_loop(models, drafts=drafts, drafter=drafter) as (loop, _, observer):
+            streams = await run_all(loop, asking, concurrency=16)
+            assert [stream.token_ids for stream in streams] == texts
+        tested = num_tested(observer)
+        assert tested["predicted"] > 50
+        assert tested.keys() == ({"predicted"} if drafter == "none" else {*choices[1:]})
+        for stream in streams:
+            predicted = stream.sequence.predicted_counts
+            is_asked = stream.sequence.params.drafter in (None, "predicted")
+            assert (predicted.num_accepted > 0) is is_asked
+            assert predicted.num_accepted <= stream.sequence.counts.num_accepted
 
 
 class TestExample:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from deployments.router.drafting import lookup
+from deployments.router.drafting.accuracy import MAX_MATCH_LEN, SURE
 from deployments.router.drafting.lookup import (
     MAX_INDEXED_AT_ONCE,
-    MAX_MATCH_LEN,
     MAX_PLACES,
-    SURE,
     Match,
     PlaceIndex,
     PromptLookup,
@@ -181,7 +180,7 @@ class TestDrafter:
     def test_it_learns_of_drafts_that_nobody_verified(self) -> None:
         """So that it is heard again where its matches have become good."""
         drafter, sequence = PromptLookup(is_last=False), sequence_of([])
-        drafter._accuracy = [0.1] * (MAX_MATCH_LEN + 1)
+        drafter._accuracy._rates[1] = [0.1] * (MAX_MATCH_LEN + 1)
         heard = []
         for index in range(600):
             sequence.tokens.append(index % 5)
@@ -193,14 +192,14 @@ class TestDrafter:
 def test_the_work_of_a_round_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One token over and over is the worst text: every place matches in full."""
     compared = 0
-    original = lookup._match_length
+    original = lookup.match_length
 
     def count(*arguments: object, **more: object) -> int:
         nonlocal compared
         compared += 1
         return original(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lookup, "_match_length", count)
+    monkeypatch.setattr(lookup, "match_length", count)
     index, text = PlaceIndex(), [3] * 2000
     index.extend(text)
     index.find(text)
