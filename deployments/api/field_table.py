@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from annotated_types import MaxLen
@@ -22,7 +22,8 @@ class FieldRow:
     takes: str
     """Its values, in words."""
     default: str
-    """The default in JSON; REQUIRED where there is none, empty where the field is then absent."""
+    """The default in JSON; REQUIRED where there is none, empty where the field is then absent, or
+    the object that has to have it may be."""
     meaning: str
     is_in_grpc: bool
 
@@ -37,7 +38,9 @@ def _rows(model: type[RequestModel], prefix: str = "") -> Iterator[FieldRow]:
     for name, field in model.model_fields.items():
         nested = next((kind for kind in kinds_of(field) if _is_request_model(kind)), None)
         if nested is not None:
-            yield from _rows(nested, f"{name}.")
+            for row in _rows(nested, f"{name}."):
+                is_needed = row.default != REQUIRED or field.is_required()
+                yield row if is_needed else replace(row, default="")
             continue
         yield FieldRow(
             name=prefix + name,

@@ -108,7 +108,11 @@ def _load(options: Options, setting: Setting, server: "LiveServer") -> Load:
 
 def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
     """Measure everything once per repeat; yields the rows of all repeats until then."""
-    loads = {setting: _load(options, setting, server) for setting in make_settings(options)}
+    settings = make_settings(options)
+    # settings that differ in gamma and streams only have the same requests
+    of_kind = {(each.text, each.temperature): each for each in settings}
+    load_of = {kind: _load(options, each, server) for kind, each in of_kind.items()}
+    loads = {each: load_of[each.text, each.temperature].again() for each in settings}
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in loads}
     for setting, load in loads.items():  # the first of everything is slower
         measure(server, setting, replace(load, prompts=load.prompts[:2]))

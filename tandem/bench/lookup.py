@@ -32,6 +32,10 @@ WAYS: dict[str, dict[str, Any]] = {
 BASE = "transformers, prompt lookup"
 
 
+Sample = tuple[float, tuple[str, ...]]
+"""Tokens per second, and the completions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ModelOptions):
     """One stream; every repeat takes each way once."""
@@ -66,10 +70,8 @@ class Transformers:
         ).eval()
 
     @torch.inference_mode()
-    def run(
-        self, prompts: Sequence[str], max_tokens: int, options: dict[str, Any]
-    ) -> tuple[float, tuple[str, ...]]:
-        """Tokens per second, and the completions."""
+    def run(self, prompts: Sequence[str], max_tokens: int, options: dict[str, Any]) -> Sample:
+        """The first tokens behind each prompt, greedily, by these options of `generate`."""
         texts, started = [], time.perf_counter()
         for prompt in prompts:
             tokens = self._tokenizer(prompt, return_tensors="pt").to(self._model.device)
@@ -82,7 +84,8 @@ class Transformers:
                 pad_token_id=0,
                 **options,
             )
-            texts.append(self._tokenizer.decode(completed[0, tokens.input_ids.shape[1] :]))
+            text = self._tokenizer.decode(completed[0, tokens.input_ids.shape[1] :])
+            texts.append(str(text))
         return len(prompts) * max_tokens / (time.perf_counter() - started), tuple(texts)
 
 
@@ -91,22 +94,25 @@ def run(options: Options) -> str:
     prompts = make_prompts(options.text, options.num_prompts, seed=options.seed)
     load = Load(prompts=prompts, max_tokens=options.max_tokens, temperature=0.0)
     theirs = Transformers(target_folder(options))
-    ours = f"tandem, {options.drafter}"
-    speeds: dict[str, list[float]] = {name: [] for name in (*WAYS, ours)}
-    texts: dict[str, tuple[str, ...]] = {}
     with measured_app(options, (DYNAMIC,), drafter=options.drafter) as server:
         server.set_gamma(DYNAMIC)
-        for repeat in tqdm(range(options.repeats + 1), desc="lookup"):
-            for name, ways in WAYS.items():
-                speed, texts[name] = theirs.run(prompts, options.max_tokens, ways)
-                speeds[name].append(speed)
+
+        def measure() -> dict[str, Sample]:
+            samples = {
+                name: theirs.run(prompts, options.max_tokens, way) for name, way in WAYS.items()
+            }
             result = server.run(load.again(), concurrency=1)
-            speeds[ours].append(result.tokens_per_s)
-            texts[ours] = result.texts
-            if repeat == 0:  # the first of everything is slower
-                speeds = {name: [] for name in speeds}
+            return samples | {f"tandem, {options.drafter}": (result.tokens_per_s, result.texts)}
+
+        measure()  # the first of everything is slower
+        repeats = [measure() for _ in tqdm(range(options.repeats), desc="lookup")]
     ways = [
-        Way(name=name, tokens_per_s=tuple(seen), texts=texts[name]) for name, seen in speeds.items()
+        Way(
+            name=name,
+            tokens_per_s=tuple(repeat[name][0] for repeat in repeats),
+            texts=repeats[-1][name][1],
+        )
+        for name in repeats[0]
     ]
     table = format_table(ways)
     figures = {"options": options, "ways": ways}

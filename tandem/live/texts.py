@@ -33,7 +33,8 @@ def make_prompts(kind: str, num_prompts: int, *, seed: int = 0) -> list[str]:
     if kind == "repeat":
         templates = prompts[: -(-num_prompts // NUM_REPEATED)]
         return [
-            f"# task {index}\n{templates[index % len(templates)]}" for index in range(num_prompts)
+            f"# task {index:04}\n{templates[index % len(templates)]}"[:NUM_CHARACTERS]
+            for index in range(num_prompts)
         ]
     assert kind == "easy", f"there are no {kind} prompts"
     return prompts

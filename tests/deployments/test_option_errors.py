@@ -20,8 +20,8 @@ from workers.errors import ConfigError
         ),
         (
             {"drafter": "magic"},
-            "drafter is 'magic'; it must be 'model', 'prompt_lookup', 'none' or a list like "
-            "'prompt_lookup,model'",
+            "drafter is 'magic'; it must be 'model', 'prompt_lookup', 'suffix', 'none' or a list "
+            "like 'suffix,model'",
         ),
         ({"kv_cache_gib": "nan"}, "kv_cache_gib is 'nan'; it must be a finite number"),
         ({"kv_cache_gib": "0"}, "kv_cache_gib is '0'; it must be above 0"),

@@ -13,14 +13,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
 from tandem.__main__ import main
-from tandem.bench import app, engine, exact, http_path, long_prompt, traffic
+from tandem.bench import app, engine, exact, http_path, long_prompt, lookup, traffic
 from tandem.bench.cli import SUBJECTS
 from tandem.bench.options import LoadOptions, command_of
 from tandem.bench.report import machine_name, percentiles, write_result
 from tandem.bench.rows import COLUMNS, Sample, Setting, make_rows, make_settings
 from tandem.live.client import Answer, Endpoint, Event, Load, LoadResult, Usage
 from tandem.live.counters import Counters, parse_counters
-from tandem.live.texts import KINDS, make_long_text, make_prompts
+from tandem.live.texts import KINDS, edited, make_long_text, make_prompts
 from tandem.subjects import with_default_subject
 from tests.tiny_models import save_model
 from workers.errors import ConfigError
@@ -239,8 +239,8 @@ class ScriptedServer:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> ScriptedServer:
     """What the benchmarks measure in place of an app that they would start."""
     server = ScriptedServer()
-    for module in (app, traffic):
-        monkeypatch.setattr(module, "measured_app", lambda *_: nullcontext(server))
+    for module in (app, lookup, traffic):
+        monkeypatch.setattr(module, "measured_app", lambda *_, **__: nullcontext(server))
     return server
 
 
@@ -270,6 +270,40 @@ class TestApp:
         (data,) = tmp_path.glob("*.json")
         (result,) = json.loads(data.read_text()).values()
         assert [row["tokens_per_s_of_repeats"] for row in result["rows"]] == [[50.0]] * 3
+
+    def test_edited_text_is_predicted_by_what_plain_decoding_wrote(
+        self, scripted: ScriptedServer, tmp_path: Path
+    ) -> None:
+        app.run(app.Options(output=tmp_path, texts=("edit",), repeats=1, num_prompts=3))
+        plain, *measured = scripted.loads
+        assert not plain.predictions
+        assert len(measured) == 3 + 3
+        assert all(len(load.predictions) == 3 for load in measured)
+
+    def test_without_a_model_none_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[dict[str, str]] = []
+        monkeypatch.setattr(
+            "tandem.live.server.live_server", lambda options, _: started.append(options)
+        )
+        for drafter in ("suffix", "suffix,model"):
+            app.measured_app(app.Options(target=TARGET), (0,), drafter=drafter)
+        assert [options["drafter"] for options in started] == ["suffix", "suffix,model"]
+        assert ["draft" in options for options in started] == [False, True]
+
+
+class TestLookup:
+    def test_each_way_is_beside_transformers_prompt_lookup(
+        self, scripted: ScriptedServer, tmp_path: Path
+    ) -> None:
+        options = lookup.Options(
+            target=TARGET, num_prompts=2, max_tokens=8, repeats=2, output=tmp_path
+        )
+        rows = [line.split(" | ") for line in lookup.run(options).splitlines()[2:]]
+        assert scripted.gammas == ["dynamic"]
+        assert len(scripted.loads) == 3  # the first to warm up
+        assert [row[0].strip("| ") for row in rows] == [*lookup.WAYS, "tandem, prompt_lookup"]
+        assert rows[1][4] == "1.00"
+        assert rows[1][5].startswith("2 of 2")  # as plain decoding
 
 
 class TestTraffic:
@@ -398,6 +432,21 @@ def test_prompts_are_distinct_and_seeded(kind: str) -> None:
     assert len(set(prompts)) == 8
     assert prompts == make_prompts(kind, 8)
     assert all(200 <= len(prompt) <= 400 for prompt in prompts)
+
+
+def test_repeated_prompts_are_a_template_with_a_number() -> None:
+    prompts = [prompt.partition("\n") for prompt in make_prompts("repeat", 8)]
+    assert len({number for number, _, _ in prompts}) == 8
+    assert len({template for _, _, template in prompts}) == 2
+
+
+def test_an_edited_text_is_mostly_the_same() -> None:
+    text = " ".join(f"word{index}" for index in range(600))
+    changed = edited(text)
+    assert changed == edited(text) != edited(text, seed=1)
+    kept = {*text.split()} & {*changed.split()}
+    assert 0.88 < len(kept) / 600 < 0.98
+    assert "other" in changed
 
 
 def test_long_texts_are_seeded_and_of_any_length() -> None:

@@ -14,7 +14,7 @@ from workers.types import DraftTokens
 
 MAX_MATCH_LEN = 16
 """Tokens that are compared: agreement further back would not make a place more likely."""
-MAX_COUNT = 4
+MANY_PLACES = 4
 """Places that are told apart by their number; of more, each makes little difference."""
 LEARNING_RATE = 0.02
 """Share of each new observation in a rate."""
@@ -31,7 +31,7 @@ class Guess(NamedTuple):
     token: int
     length: int
     """Tokens before it that agreed with the places by which it was foreseen."""
-    count: int = 1
+    num_places: int = 1
     """The number of those places."""
     share: float = 1.0
     """The share of them at which this token followed."""
@@ -44,18 +44,18 @@ class MatchAccuracy:
         """A match of n tokens is expected to go on for n more before it ends, and `head_start`."""
         self._rates = [
             [(n := length * count + head_start) / (n + 1) for length in range(MAX_MATCH_LEN + 1)]
-            for count in range(MAX_COUNT + 1)
+            for count in range(MANY_PLACES + 1)
         ]
 
     def of(self, guess: Guess) -> float:
         """The probability that a guess is right, if those before it are."""
-        rate = self._rates[min(guess.count, MAX_COUNT)][min(guess.length, MAX_MATCH_LEN)]
+        rate = self._rates[min(guess.num_places, MANY_PLACES)][min(guess.length, MAX_MATCH_LEN)]
         return rate * guess.share
 
     def learn(self, guesses: Iterable[Guess], committed: Tokens[int]) -> None:
         """Compare guesses with what was committed in their places, up to the first difference."""
         for guess, token in zip(guesses, committed, strict=False):
-            rates = self._rates[min(guess.count, MAX_COUNT)]
+            rates = self._rates[min(guess.num_places, MANY_PLACES)]
             error = (guess.token == token) - self.of(guess)
             rates[min(guess.length, MAX_MATCH_LEN)] += LEARNING_RATE * guess.share * error
             if guess.token != token:

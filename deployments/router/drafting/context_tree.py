@@ -27,7 +27,7 @@ class Followers(NamedTuple):
     """Tokens of the context."""
     token: int
     """What followed most often; of equals, what did so last."""
-    count: int
+    times: int
     """How often it did."""
     total: int
     """How often anything did."""

@@ -99,7 +99,7 @@ class SuffixDrafter:
         survival = 1.0
         while len(guesses) < max_tokens:
             candidates = [
-                Guess(found.token, found.length, found.total, found.count / found.total)
+                Guess(found.token, found.length, found.total, found.times / found.total)
                 for tree in trees
                 for found in tree.followers(context)
             ]

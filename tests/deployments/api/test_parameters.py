@@ -18,7 +18,7 @@ from tests.deployments.serving import (
     local_serving,
     stream,
 )
-from tests.fakes import CharacterTokenizer
+from tests.fakes import CHARACTERS, CharacterTokenizer
 
 MAX_MODEL_LEN = 256
 """Of the model that is served."""
@@ -223,7 +223,8 @@ class TestPrediction:
         half = await complete(client, prediction=self.content(text[24:]), **self.FIELDS)
         accepted = half["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
         assert 0 < accepted < half["usage"]["speculation"]["accepted_tokens"]
-        wrong = await complete(client, prediction=self.content("\u2713" * 50), **self.FIELDS)
+        absent = next(character for character in CHARACTERS if character not in text)
+        wrong = await complete(client, prediction=self.content(absent * 50), **self.FIELDS)
         assert wrong["choices"] == half["choices"]
         assert wrong["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
         assert wrong["usage"]["speculation"]["accepted_tokens"] > 0
@@ -255,7 +256,7 @@ class TestPrediction:
             (
                 {"type": "content", "content": "a" * (MAX_MODEL_LEN + 1)},
                 "prediction",
-                [str(MAX_MODEL_LEN + 1), f"the context of 'tiny' is {MAX_MODEL_LEN}", "shorten"],
+                [f"prediction has {MAX_MODEL_LEN + 1} characters", "shorten the prediction"],
             ),
             ("text", "prediction", ["an object"]),
         ],
@@ -269,6 +270,20 @@ class TestPrediction:
         error = response.json()["error"]
         assert error["param"] == param
         assert all(word in error["message"] for word in words), error
+
+    async def test_one_of_more_tokens_than_the_context_is_refused(
+        self, client: httpx.AsyncClient, serving: LocalServing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As where tokens have several characters, so that no length tells."""
+        monkeypatch.setattr(serving.service._prompts, "_longest_token", 4)
+        prediction = self.content("a" * (MAX_MODEL_LEN + 1))
+        response = await client.post("/v1/completions", json=body(prediction=prediction))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "prediction")
+        assert error["code"] == "context_length_exceeded"
+        assert f"{MAX_MODEL_LEN + 1} tokens, but the context of 'tiny' is" in error["message"]
+        answer = await complete(client, prediction=self.content("a" * MAX_MODEL_LEN))
+        assert answer["usage"]["completion_tokens"] > 0
 
 
 class TestModelNames:
