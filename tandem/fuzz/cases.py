@@ -187,7 +187,7 @@ def _draw_speculation(rng: random.Random) -> Any:
 
 def _draw_prediction(rng: random.Random) -> Any:
     """Nothing, anything, or more than fits a context."""
-    text = "".join(rng.choices(string.printable[:95], k=rng.choice([1, 40, 400])))
+    text = "".join(rng.choices(string.printable[:95], k=rng.choice([1, *[40] * 12, 400])))
     parts = [{"type": "text", "text": text}, {"type": "text", "text": ""}]
     return {"type": "content", "content": rng.choice(["", text, parts, []])}
 

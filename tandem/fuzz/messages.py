@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from deployments.api import tandem_pb2
+from deployments.api.text_parts import joined
 from tandem.fuzz.cases import Body, draw_chat, draw_completion
 
 SERVICE = tandem_pb2.DESCRIPTOR.services_by_name["Generation"]
@@ -111,6 +112,8 @@ def _message(descriptor: Descriptor, fields: Body) -> Message:
         for name, value in fields.items()
         if name in descriptor.fields_by_name and value is not None
     }
+    if isinstance(prediction := known.get("prediction"), dict):
+        prediction["content"] = joined(prediction["content"], by="")
     for tool in known.get("tools", ()):
         if "parameters" in tool["function"]:
             tool["function"]["parameters"] = json.dumps(tool["function"]["parameters"])

@@ -56,7 +56,8 @@ MAX_BATCHED_TOKENS = 32
 MAX_REQUEST_BYTES = 2**20
 REST_TIMEOUT_S = 10.0
 DRAFT_TIMEOUT_S = 10.0
-DRAFTERS = ("suffix", "prompt_lookup", "model")
+DRAFTERS = ("prompt_lookup", "model", "suffix")
+"""The suffixes last: they know texts that were written before, so that no draft would be wrong."""
 OPTIONS = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=2.0)
 
 

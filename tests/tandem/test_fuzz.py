@@ -47,7 +47,7 @@ async def test_300_cases_are_exact_and_harm_nobody(subject: Subject) -> None:
     report = await run_fuzz(subject, num_cases=300, seed=0)
     assert report.findings == [], describe(report)
     assert report.num_cases == 300
-    assert report.statuses[200] > 250
+    assert report.statuses[200] > 230
     assert report.num_accepted > 300
 
 
