@@ -111,7 +111,8 @@ class GenerationFields(SamplingFields, GrammarFields):
         str,
         Field(
             max_length=MAX_SALT_LENGTH,
-            description="Prompts share cached prefixes with those of the same salt only.",
+            description="Prompts share cached prefixes, and completions the texts that `suffix` "
+            "drafts from, with those of the same salt only.",
         ),
         Grpc(16),
     ] = ""

@@ -17,7 +17,7 @@ def deployed(app: Any) -> set[str]:
 
 @pytest.mark.parametrize(
     ("drafter", "has_pool"),
-    [("model", True), ("prompt_lookup,model", True), ("prompt_lookup", False), ("none", False)],
+    [("model", True), ("prompt_lookup,model", True), ("suffix", False), ("none", False)],
 )
 def test_a_draft_pool_is_deployed_for_a_draft_model_only(drafter: str, has_pool: bool) -> None:
     expected = {"Router", "TargetGroup", "DraftPool"} if has_pool else {"Router", "TargetGroup"}

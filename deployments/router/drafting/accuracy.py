@@ -50,7 +50,7 @@ class MatchAccuracy:
     def of(self, guess: Guess) -> float:
         """The probability that a guess is right, if those before it are."""
         rate = self._rates[min(guess.num_places, MANY_PLACES)][min(guess.length, MAX_MATCH_LEN)]
-        return rate * guess.share
+        return min(1.0, rate * guess.share)
 
     def learn(self, guesses: Iterable[Guess], committed: Tokens[int]) -> None:
         """Compare guesses with what was committed in their places, up to the first difference."""
