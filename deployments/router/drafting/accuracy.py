@@ -19,10 +19,7 @@ MANY_PLACES = 4
 LEARNING_RATE = 0.02
 """Share of each new observation in a rate."""
 SURE = 0.8
-"""How likely the first draft has to be right where another drafter would speak instead."""
-LEAST_EXPECTED = 2.0
-"""Drafts that have to be expected to be accepted where another drafter would speak instead: some of
-that one's are, too."""
+"""How likely drafts have to be right where another drafter would speak instead."""
 
 
 class Guess(NamedTuple):
@@ -72,5 +69,5 @@ def expected_len(drafts: DraftTokens) -> float:
 
 
 def is_sure(drafts: DraftTokens, max_tokens: int) -> bool:
-    """Whether so much is expected of drafts that no other drafter need be asked."""
-    return expected_len(drafts) >= min(LEAST_EXPECTED, SURE * max_tokens)
+    """Whether as much is expected of drafts as if all that may be were SURE, one by one."""
+    return expected_len(drafts) >= SURE * (1.0 - SURE**max_tokens) / (1.0 - SURE)

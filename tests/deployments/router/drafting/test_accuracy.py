@@ -5,7 +5,6 @@ import random
 import pytest
 
 from deployments.router.drafting.accuracy import (
-    LEAST_EXPECTED,
     MANY_PLACES,
     MAX_MATCH_LEN,
     SURE,
@@ -73,9 +72,10 @@ def test_expected_drafts_are_the_sum_of_their_survival() -> None:
     assert expected_len(drafts_of(0.5, 0.5, 1.0)) == 0.5 + 0.25 + 0.25
 
 
-def test_of_few_tokens_less_is_expected_before_others_are_not_asked() -> None:
-    assert is_sure(drafts_of(SURE), 1)
-    assert not is_sure(drafts_of(SURE - 0.01), 1)
-    assert not is_sure(drafts_of(SURE), 8)
-    assert is_sure(drafts_of(*[1.0] * int(LEAST_EXPECTED)), 8)
-    assert not is_sure(NO_DRAFTS, 1)
+@pytest.mark.parametrize("max_tokens", [1, 2, 8, 64])
+def test_few_sure_drafts_are_as_good_as_many_that_are_less(max_tokens: int) -> None:
+    assert is_sure(drafts_of(*[SURE + 1e-9] * max_tokens), max_tokens)
+    assert not is_sure(drafts_of(*[SURE - 1e-9] * max_tokens), max_tokens)
+    assert is_sure(drafts_of(*[1.0] * 4), max_tokens)
+    assert not is_sure(NO_DRAFTS, max_tokens)
+    assert not is_sure(drafts_of(1.0), 2)
