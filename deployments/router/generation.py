@@ -16,7 +16,7 @@ from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from workers.errors import RequestTimeoutError, TandemError
-from workers.types import signed_64
+from workers.types import Rule, signed_64
 
 
 class Outcome(StrEnum):
@@ -61,10 +61,12 @@ def choices_of(
     *,
     tenant: Tenant,
     max_model_len: int,
+    verification: Rule = "coupled",
 ) -> tuple[GenerationParams, ...]:
     """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped.
 
-    `prompt_texts` are those of each prompt's tokens, if it is echoed.
+    `prompt_texts` are those of each prompt's tokens, if it is echoed; `verification` is the rule of
+    a request that names none.
     """
     is_chosen = request.num_choices > request.n
     seed = secrets.randbits(63) if request.seed is None else request.seed
@@ -87,6 +89,7 @@ def choices_of(
             prompt_texts=texts,
             drafter=request.drafter,
             max_gamma=request.max_gamma,
+            verification=request.verification or verification,
             tenant=tenant,
         )
         for prompt, texts in zip_longest(prompts, prompt_texts, fillvalue=())
@@ -119,7 +122,12 @@ class Generation:
         """
         self.id = uuid.uuid4().hex
         self.choices = choices_of(
-            request, prompts, prompt_texts, tenant=tenant, max_model_len=runtime.max_model_len
+            request,
+            prompts,
+            prompt_texts,
+            tenant=tenant,
+            max_model_len=runtime.max_model_len,
+            verification=runtime.verification,
         )
         self._num_made, self._num_wanted = request.num_choices, request.n
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)

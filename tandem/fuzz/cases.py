@@ -4,13 +4,14 @@ import math
 import random
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from deployments.api.completions import CompletionRequest
 from tandem.fuzz.structured import draw_conversation, draw_grammar
+from workers.types import Rule
 
 Body = dict[str, Any]
 """A request as JSON has it."""
@@ -180,7 +181,8 @@ def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
 
 
 def _draw_speculation(rng: random.Random) -> Any:
-    return rng.choice([{"mode": "off"}, {"num_speculative_tokens": 1}, {"mode": "model"}, {}])
+    choices: list[Body] = [{"mode": "off"}, {"num_speculative_tokens": 1}, {"mode": "model"}, {}]
+    return rng.choice([*choices, *({"verification": rule} for rule in get_args(Rule))])
 
 
 def _draw_stop(rng: random.Random) -> Any:

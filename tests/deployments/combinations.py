@@ -17,7 +17,7 @@ SAMPLED = {"temperature": 0.8}
 FREQUENT = "eatoinshrdlu"
 """Characters that are tokens of the tests' tokenizer, beside all other bytes."""
 STOP_TOKENS = list(range(3, 97, 8))
-ALL_AT_ONCE = {
+ALL_SAMPLING = {
     "top_p": 0.9,
     "top_k": 30,
     "min_p": 0.01,
@@ -28,6 +28,9 @@ ALL_AT_ONCE = {
     "bad_words": ["t", "ab"],
     "min_tokens": 8,
     "stop_token_ids": STOP_TOKENS,
+}
+ALL_AT_ONCE = {
+    **ALL_SAMPLING,
     "stop": list(FREQUENT),
     "include_stop_str_in_output": True,
     "logprobs": 5,
@@ -78,6 +81,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "cache_salt": {"cache_salt": "s"},
     "speculation.mode": {"speculation": {"mode": "off"}},
     "speculation.num_speculative_tokens": {"speculation": {"num_speculative_tokens": 2}},
+    "speculation.verification of rejection": {"speculation": {"verification": "rejection"}},
+    "speculation.verification of block, with the sampling parameters": {
+        **ALL_SAMPLING,
+        "speculation": {"verification": "block"},
+    },
     "all of these at once": ALL_AT_ONCE,
     "response_format": {
         "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
@@ -108,6 +116,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
 }
 """The fields of each; those with `tools` are of a chat, with the prompt as its message."""
+
+
+def has_one_text(feature: str, way: str) -> bool:
+    """Whether a text is that of its seed: drawn ones are not under rules that compare laws."""
+    rule = FEATURES[feature].get("speculation", {}).get("verification", "coupled")
+    return rule == "coupled" or way == "greedy"
 
 
 def combinations() -> list[tuple[str, ...]]:
