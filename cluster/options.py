@@ -22,6 +22,7 @@ from cluster.drafters import read_drafters
 from cluster.option_errors import option_sentence
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
+from workers.types import Rule
 
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
@@ -64,9 +65,11 @@ class AppArgs(BaseModel):
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Processes that share the target's weights, each with a GPU or its part of the cores: on one
     node if one has room, else across nodes. Their number has to divide the model's heads."""
-    verification: Literal["coupled"] = "coupled"
-    """The rule by which drafts are judged. Only `coupled` so far: a draft is accepted if it is the
-    target's own seeded sample."""
+    verification: Rule = "coupled"
+    """The rule by which drafts are judged, unless a request names one. `coupled`: a draft is
+    accepted if it is the target's own seeded sample, so a text is that of its seed. `rejection` and
+    `block` compare the target's law with the drafter's, of each draft or of all together: more of
+    what is drawn is accepted, and texts are exact in law only."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of weights and cache. `auto` is the checkpoint's own, but float32 for a float16
     one on a CPU, where only float32 and bfloat16 give texts that do not depend on drafts."""

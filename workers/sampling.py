@@ -84,7 +84,7 @@ def sample_with_confidence(
     """
     if _has_kernel(logits):
         return _sample_by_kernel(logits, rows, weight_of_probability=WEIGHT_OF_PROBABILITY)
-    law = _law(logits, rows)
+    law = law_logits(logits, rows)
     scores = _perturb(law, rows)
     shares, tokens = scores.float().softmax(dim=-1).max(dim=-1)
     chosen = torch.where(shares.isfinite(), tokens, NO_TOKEN).tolist()
@@ -108,7 +108,7 @@ def _sample_by_kernel(
     """Tokens, and confidences if they have a weight."""
     temperatures = [row.params.temperature for row in rows]
     if not all(row.params.is_only_scaled for row in rows):  # the law has the temperatures in it
-        logits = _law(logits, rows)
+        logits = law_logits(logits, rows)
         temperatures = [float(temperature > 0.0) for temperature in temperatures]
     chosen: tuple[list[int], list[float]] = torch.ops.tandem.sample(
         logits,
@@ -125,11 +125,14 @@ def perturbed_scores(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
     Rows that leave the logits as they are cost nothing.  # [num_rows, vocab]
     """
-    return _perturb(_law(logits, rows), rows)
+    return _perturb(law_logits(logits, rows), rows)
 
 
-def _law(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """`process_logits` of those rows that change them.  # [num_rows, vocab]"""
+def law_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """`process_logits` of those rows that change them: all that are sampled.
+
+    A sampled row's token has the law softmax of its row.  # [num_rows, vocab]
+    """
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits for {len(rows)} rows"
     changed = [index for index, row in enumerate(rows) if not row.params.is_plain]
     if not changed:
@@ -305,11 +308,12 @@ def _mix_32(bits: Tensor) -> Tensor:
 
 def _row_keys(seed: int, position: int) -> tuple[int, int]:
     """Two 32-bit keys of (seed, position): SplitMix64 of both, in Python's exact integers."""
-    state = _split_mix_64(_split_mix_64(seed & _MASK_64) ^ (position & _MASK_64))
+    state = split_mix_64(split_mix_64(seed) ^ position)
     return state & _MASK_32, state >> 32
 
 
-def _split_mix_64(state: int) -> int:
+def split_mix_64(state: int) -> int:
+    """64 bits that look random beside those of any other state, of which the low 64 bits count."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK_64
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64

@@ -12,13 +12,14 @@ from workers.errors import GenerationFailedError, InvalidRequestError, TandemErr
 from workers.logprobs import token_logprobs
 from workers.model import Model
 from workers.paged_model import CacheOptions, Ranks
+from workers.ratio_test import RuleOfEach
 from workers.sampling import NO_TOKEN, SamplingRow
 from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import VERIFY_SIZES
 from workers.step_worker import StepWorker
 from workers.types import SamplingParams, TokenLogprobs, VerifyRequest, VerifyResult
-from workers.verification import CoupledRule, JudgedRun, Verdict, VerificationRule
+from workers.verification import JudgedRun, Verdict, VerificationRule
 
 Run = ScheduledRun[VerifyRequest]
 
@@ -47,12 +48,12 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         Args:
             max_batched_tokens: bounds the prefill in a step, hence how long a step can take.
             ranks: those that hold the other shards of the model.
-            rule: how drafts are judged; by default CoupledRule.
+            rule: how drafts are judged; by default as each request asks.
         """
         super().__init__(
             model, cache or CacheOptions(), max_batched_tokens=max_batched_tokens, ranks=ranks
         )
-        self._rule: VerificationRule = rule or CoupledRule()
+        self._rule: VerificationRule = rule or RuleOfEach()
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """The target's own tokens for every sequence of the batch; see `run_batch`."""
@@ -74,24 +75,36 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             )
 
     def _num_draft_slots(self, request: VerifyRequest, given_len: int) -> int:
-        """Drafts up to the first that is no token of ours, or that would pass the end."""
+        """Drafts up to the first that is no token of ours, or that would pass the end.
+
+        A rule that compares laws has to reject that one itself: to leave out a draft for what it is
+        would favour the other tokens that it might have been.
+        """
         usable = request.draft_tokens[: max(0, self._paged.max_model_len - given_len)]
-        vocab_size = self._paged.model.vocab_size
-        return next(
-            (i for i, token in enumerate(usable) if not 0 <= token < vocab_size), len(usable)
-        )
+        num_known = next((i for i, token in enumerate(usable) if not self._knows(token)), None)
+        if num_known is None:
+            return len(usable)
+        return num_known if request.rule == "coupled" else num_known + 1
+
+    def _knows(self, token: int) -> bool:
+        return 0 <= token < self._paged.model.vocab_size
+
+    def _run_tokens(self, run: Run) -> tuple[int, ...]:
+        """What the step runs: a draft that is no token of ours is never accepted, so that any does
+        in its place."""
+        return run.tokens + tuple(token if self._knows(token) else 0 for token in _drafts(run))
 
     def _serve(self, runs: Sequence[Run]) -> list[VerifyResult]:
         plan = StepPlan()
         for run in runs:
-            tokens = run.tokens + _drafts(run)
+            tokens = self._run_tokens(run)
             # what decides tokens, and all where log-probabilities of the prompt are wanted
             wants_all = _wants_prompt_logprobs(run)
             num_logits = len(tokens) if wants_all else _num_judged_rows(run)
             plan.add(run.sequence, tokens, num_logits=num_logits)
         logits = self._paged.run(plan)  # [len(plan.logit_rows), vocab]
         for run in runs:
-            run.record(run.tokens + _drafts(run))
+            run.record(self._run_tokens(run))
         if any(_wants_prompt_logprobs(run) for run in runs):
             logits = self._take_prompt_logprobs(runs, logits)
         last = [run for run in runs if run.is_last]
@@ -215,7 +228,12 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             )
             for position, allowed in enumerate(masks, start=len(tokens) - num_drafts)
         )
-        return JudgedRun(draft_tokens=_drafts(run), rows=rows)
+        return JudgedRun(
+            draft_tokens=_drafts(run),
+            rows=rows,
+            rule=request.rule,
+            draft_laws=request.draft_law[:num_drafts],
+        )
 
     def _decide(self, logits: Tensor) -> None:
         row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)

@@ -6,10 +6,12 @@ request says which tokens its caller believes the worker has (`base_len`) and ca
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from workers.grammar import Grammar
 
+Rule = Literal["coupled", "rejection", "block"]
+"""The rules by which drafts are judged; see `workers.verification`."""
 MAX_CATCH_UP = 16
 """Tokens to run besides drafts up to which a request is served whole, in the next step."""
 
@@ -106,19 +108,29 @@ class DraftTokens:
     """One per token, in (0, 1], or none where the drafter cannot say."""
     source: str = ""
     """Which drafter they are from, such as "model"."""
+    law: tuple[bytes, ...] = ()
+    """The law that each token was drawn from, as `workers.draft_law` packs it; empty bytes for one
+    about which there was no choice. None at all where there was none about any, or the rule of the
+    sequence compares no laws."""
 
     def first(self, num_tokens: int) -> "DraftTokens":
         """The first drafts only."""
         if num_tokens >= len(self.tokens):
             return self
         return replace(
-            self, tokens=self.tokens[:num_tokens], confidences=self.confidences[:num_tokens]
+            self,
+            tokens=self.tokens[:num_tokens],
+            confidences=self.confidences[:num_tokens],
+            law=self.law[:num_tokens],
         )
 
     def after(self, num_tokens: int) -> "DraftTokens":
         """The drafts that are left without the first ones."""
         return replace(
-            self, tokens=self.tokens[num_tokens:], confidences=self.confidences[num_tokens:]
+            self,
+            tokens=self.tokens[num_tokens:],
+            confidences=self.confidences[num_tokens:],
+            law=self.law[num_tokens:],
         )
 
     def __add__(self, other: "DraftTokens") -> "DraftTokens":
@@ -127,7 +139,12 @@ class DraftTokens:
             tokens=self.tokens + other.tokens,
             confidences=self.confidences + other.confidences,
             source=self.source if self.tokens else other.source,
+            law=self._law_of_each + other._law_of_each if self.law or other.law else (),
         )
+
+    @property
+    def _law_of_each(self) -> tuple[bytes, ...]:
+        return self.law or (b"",) * len(self.tokens)
 
 
 NO_DRAFTS = DraftTokens()
@@ -156,12 +173,19 @@ class WorkRequest:
     """The first `prompt_len` tokens are the prompt; penalties on the output start after them."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
+    verification: Rule = "coupled"
+    """The rule that is asked for; see `rule`."""
     cache_salt: str = ""
     """Prompts share cached prefixes with those of the same salt only."""
     tenant: str = ""
     """Whose sequence it is: prompts of several tenants take turns."""
     weight: float = 1.0
     """The tenant's share of what is run of prompts, next to the weights of others; above 0."""
+
+    @property
+    def rule(self) -> Rule:
+        """The rule by which drafts are judged: where nothing is drawn, all rules are this one."""
+        return "coupled" if self.sampling.is_greedy else self.verification
 
     @property
     def given_tokens(self) -> tuple[int, ...]:
@@ -194,6 +218,8 @@ class VerifyRequest(WorkRequest):
     """One sequence of a `Target.verify` batch; a prefill is one with many new tokens, no drafts."""
 
     draft_tokens: tuple[int, ...] = ()
+    draft_law: tuple[bytes, ...] = ()
+    """See DraftTokens."""
     next_k: int = 0
     """Drafts for the next round that the answer is to bring; no target makes any yet."""
     num_logprobs: int | None = None
@@ -230,8 +256,9 @@ class VerifyResult(WorkResult):
 class ProposeRequest(WorkRequest):
     """One sequence of a `Drafter.propose` batch; `k` = 0 only lets the drafter catch up.
 
-    A drafter guesses best when it samples by the target's rule, with the target's noise: hence
-    `sampling` and `seed`.
+    A drafter guesses best when it samples as the target does: hence `sampling` and `seed`. Under
+    the coupled rule it draws with the target's own noise; under any other it must not, and says
+    what law it drew from.
     """
 
     assumed_tokens: tuple[int, ...] = ()
@@ -254,6 +281,8 @@ class ProposeResult(WorkResult):
     confidences: tuple[float, ...] = ()
     """One per draft token, in (0, 1]: how far ahead of the other tokens it was. Empty where the
     drafter cannot say."""
+    law: tuple[bytes, ...] = ()
+    """See DraftTokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

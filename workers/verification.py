@@ -1,8 +1,9 @@
 """How drafts are judged: the rules by which a target accepts them.
 
-Coupled verification, the only rule so far: the target samples its own token at every position, and
-a draft is accepted iff it is that token. No draft law is needed, so any drafter, any gamma and any
-stale or truncated draft is exact.
+Coupled verification, the rule by default: the target samples its own token at every position, and a
+draft is accepted iff it is that token. No draft law is needed, so any drafter, any gamma and any
+stale or truncated draft is exact, and a text is that of its seed. The other rules, which compare
+the target's law with the drafter's, are in `rejection` and `block_verification`.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from workers.sampling import SamplingRow, sample
+from workers.types import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,9 @@ class JudgedRun:
     """# [gamma]"""
     rows: tuple[SamplingRow, ...]
     """For the position of each draft, and for the one that follows them all.  # [gamma + 1]"""
+    rule: Rule = "coupled"
+    draft_laws: tuple[bytes, ...] = ()
+    """See DraftTokens.  # [gamma], or none"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

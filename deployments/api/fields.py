@@ -18,6 +18,7 @@ from deployments.api.sampling_fields import MAX_INTEGER, SamplingFields
 from deployments.api.validation import RequestModel, field_error
 from deployments.router.chat.message import Conversation
 from deployments.router.request import GenerationRequest, Prompt
+from workers.types import Rule
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
@@ -37,7 +38,7 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_
 
 
 class Speculation(RequestModel):
-    """How a request's completions are drafted; their tokens are the same in any case."""
+    """How a request's completions are drafted, and how drafts are judged."""
 
     mode: Annotated[
         Literal["auto", "off", "model", "prompt_lookup", "suffix", "predicted"],
@@ -56,6 +57,17 @@ class Speculation(RequestModel):
             description="Draft tokens of a round at most, where the app's own limit is not lower.",
         ),
         Grpc(2),
+    ] = None
+    verification: Annotated[
+        Rule | None,
+        Field(
+            description="The rule by which drafts are judged; by default the app's. Under "
+            "`coupled` the text is that of the seed. `rejection` and `block` accept more drafts "
+            "where tokens are drawn, and the text is then any of its law. At temperature 0 all are "
+            "the same."
+        ),
+        Takes("coupled, rejection or block"),
+        Grpc(3),
     ] = None
 
     @property
@@ -216,5 +228,6 @@ class GenerationFields(SamplingFields, GrammarFields):
             prediction=self.prediction.content if self.prediction is not None else "",
             drafter=speculation.drafter,
             max_gamma=speculation.max_gamma,
+            verification=speculation.verification,
             priority=self.priority,
         )

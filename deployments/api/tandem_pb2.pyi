@@ -463,12 +463,14 @@ class Model(_message.Message):
     def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("mode", "num_speculative_tokens")
+    __slots__ = ("mode", "num_speculative_tokens", "verification")
     MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     mode: str
     num_speculative_tokens: int
-    def __init__(self, mode: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ...) -> None: ...
+    verification: str
+    def __init__(self, mode: _Optional[str] = ..., num_speculative_tokens: _Optional[int] = ..., verification: _Optional[str] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("type", "content")

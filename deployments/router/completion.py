@@ -11,6 +11,7 @@ from deployments.router.sequence import Delta, GenerationParams, Sequence
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import TandemError, internal_error
+from workers.types import Rule
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class Runtime:
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     max_model_len: int
+    verification: Rule = "coupled"
+    """The rule by which drafts are judged where a request names none."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -198,6 +198,7 @@ class Router(GrpcIngress):
             grammars=grammars,
             keys=keys,
             log=RequestLog() if args.request_log == "on" else None,
+            verification=args.verification,
         )
 
     def __serve_build_asgi_app__(self) -> "FastAPI":

@@ -16,7 +16,7 @@ from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from workers.errors import RequestTimeoutError, TandemError
-from workers.types import signed_64
+from workers.types import Rule, signed_64
 
 
 class Outcome(StrEnum):
@@ -64,10 +64,12 @@ def choices_of(
     prediction: tuple[int, ...] = (),
     tenant: Tenant,
     max_model_len: int,
+    verification: Rule = "coupled",
 ) -> tuple[GenerationParams, ...]:
     """The parameters of each completion; choice i of a prompt has the seed plus i, wrapped.
 
-    `prompt_texts` are those of each prompt's tokens, if it is echoed.
+    `prompt_texts` are those of each prompt's tokens, if it is echoed; `verification` is the rule of
+    a request that names none.
     """
     is_chosen = request.num_choices > request.n
     seed = secrets.randbits(63) if request.seed is None else request.seed
@@ -91,6 +93,7 @@ def choices_of(
             prediction=prediction,
             drafter=request.drafter,
             max_gamma=request.max_gamma,
+            verification=request.verification or verification,
             tenant=tenant,
         )
         for prompt, texts in zip_longest(prompts, prompt_texts, fillvalue=())
@@ -131,6 +134,7 @@ class Generation:
             prediction=prediction,
             tenant=tenant,
             max_model_len=runtime.max_model_len,
+            verification=runtime.verification,
         )
         self._has_prediction = bool(prediction)
         self._num_made, self._num_wanted = request.num_choices, request.n

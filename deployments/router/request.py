@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from deployments.router.chat.message import FIELD, Conversation
 from deployments.router.tenants.keys import ANYBODY, Tenant
-from workers.types import SamplingParams
+from workers.types import Rule, SamplingParams
 
 MAX_COMPLETIONS = 128
 """Completions of one request: its prompts times n."""
@@ -82,6 +82,8 @@ class GenerationRequest:
     """The only drafter that may draft; None for all that the app has."""
     max_gamma: int | None = None
     """Draft tokens of a round at most; None for what the app has."""
+    verification: Rule | None = None
+    """The rule by which drafts are judged; None for the app's."""
     grammar_field: str | None = None
     """The field that asks for the grammar of `sampling`, in the client's spelling."""
     priority: int = 0

@@ -45,14 +45,17 @@ class RoundObserver(Protocol):
 
 def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
     base_len, params = sequence.base_len, sequence.params
+    draft = drafts.get(sequence.seq_id, NO_DRAFTS)
     return VerifyRequest(
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
-        draft_tokens=drafts.get(sequence.seq_id, NO_DRAFTS).tokens,
+        draft_tokens=draft.tokens,
+        draft_law=draft.law,
         prompt_len=sequence.prompt_len,
         sampling=params.sampling,
         seed=params.seed,
+        verification=params.verification,
         cache_salt=params.cache_salt,
         tenant=params.tenant.name,
         weight=params.tenant.weight,
@@ -78,6 +81,7 @@ def outcome(
         num_committed=num_committed,
         confidences=draft.confidences,
         is_sampled=sequence.is_sampled,
+        rule=sequence.rule,
         source=draft.source,
     )
     sequence.counts.add(outcome)

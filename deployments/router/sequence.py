@@ -12,7 +12,7 @@ from deployments.router.suspicion import Suspicion
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from deployments.router.text import CompletionText, Decoder
 from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
-from workers.types import SamplingParams, TokenLogprobs, VerifyResult
+from workers.types import Rule, SamplingParams, TokenLogprobs, VerifyResult
 
 
 class FinishReason(StrEnum):
@@ -38,6 +38,8 @@ class GenerationParams:
     max_tokens: int
     sampling: SamplingParams
     seed: int
+    verification: Rule = "coupled"
+    """The rule by which drafts are judged, if tokens are drawn."""
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     """Whether the text has the stop string, or the text of the token, that ended it."""
@@ -175,6 +177,11 @@ class Sequence:
     @property
     def is_sampled(self) -> bool:
         return not self.params.sampling.is_greedy
+
+    @property
+    def rule(self) -> Rule:
+        """See WorkRequest."""
+        return self.params.verification if self.is_sampled else "coupled"
 
     @property
     def num_output_tokens(self) -> int:

@@ -31,7 +31,7 @@ from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
 from workers.grammar_compiler import GrammarCompiler
-from workers.types import SamplingParams, WorkerInfo
+from workers.types import Rule, SamplingParams, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,12 @@ class GenerationService:
         grammars: GrammarCompiler | None = None,
         keys: Keys | None = None,
         log: RequestLog | None = None,
+        verification: Rule = "coupled",
     ) -> None:
         """`grammars` is what compiles those of requests; by default one of its own.
 
-        Without `keys` anybody may ask; without a `log` none is written.
+        Drafts are judged by the rule `verification` where a request names none. Without `keys`
+        anybody may ask; without a `log` none is written.
         """
         self.model = model
         self.keys = keys or Keys()
@@ -84,6 +86,7 @@ class GenerationService:
             tokenizer=model.tokenizer,
             eos_token_ids=model.info.eos_token_ids,
             max_model_len=model.info.max_model_len,
+            verification=verification,
         )
         self._admission = Admission(limits)
         self._prompts = PromptReader(model.tokenizer, max_model_len=model.info.max_model_len)

@@ -202,6 +202,7 @@ class Speculation:
                 num_draft_tokens=len(draft.tokens),
                 confidences=draft.confidences,
                 is_sampled=sequence.is_sampled,
+                rule=sequence.rule,
                 source=draft.source,
             )
             for sequence in sequences
@@ -229,6 +230,7 @@ def _candidate(turn: Turn) -> Candidate:
         max_gamma=turn.max_tokens,
         source=turn.source,
         is_sampled=turn.sequence.is_sampled,
+        rule=turn.sequence.rule,
         is_free=bool(turn.in_hand.tokens),
     )
 

@@ -29,7 +29,7 @@ from workers.types import (
 LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 64 * 1024**2
 # numbers that are not finite arrive as they are, instead of as null, which is no number at all
-CONFIG = ConfigDict(ser_json_inf_nan="constants")
+CONFIG = ConfigDict(ser_json_inf_nan="constants", ser_json_bytes="base64", val_json_bytes="base64")
 
 RequestT = TypeVar("RequestT", bound=WorkRequest)
 ResultT = TypeVar("ResultT", bound=WorkResult)

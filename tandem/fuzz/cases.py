@@ -4,13 +4,14 @@ import math
 import random
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from deployments.api.completions import CompletionRequest
 from tandem.fuzz.structured import draw_conversation, draw_grammar
+from workers.types import Rule
 
 Body = dict[str, Any]
 """A request as JSON has it."""
@@ -181,8 +182,11 @@ def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
 
 
 def _draw_speculation(rng: random.Random) -> Any:
-    modes = [{"mode": mode} for mode in ("off", "model", "prompt_lookup", "suffix", "predicted")]
-    return rng.choice([*modes, {"num_speculative_tokens": 1}, {}])
+    modes: list[Body] = [
+        {"mode": mode} for mode in ("off", "model", "prompt_lookup", "suffix", "predicted")
+    ]
+    rules = [{"verification": rule} for rule in get_args(Rule)]
+    return rng.choice([*modes, {"num_speculative_tokens": 1}, {}, *rules])
 
 
 def _draw_prediction(rng: random.Random) -> Any:

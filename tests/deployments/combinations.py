@@ -18,7 +18,7 @@ FREQUENT = "eatoinshrdlu"
 """Characters that are tokens of the tests' tokenizer, beside all other bytes."""
 PREDICTION = "the cat and the dog and the cat and a b"
 STOP_TOKENS = list(range(3, 97, 8))
-ALL_AT_ONCE = {
+ALL_SAMPLING = {
     "top_p": 0.9,
     "top_k": 30,
     "min_p": 0.01,
@@ -29,6 +29,9 @@ ALL_AT_ONCE = {
     "bad_words": ["t", "ab"],
     "min_tokens": 8,
     "stop_token_ids": STOP_TOKENS,
+}
+ALL_AT_ONCE = {
+    **ALL_SAMPLING,
     "stop": list(FREQUENT),
     "include_stop_str_in_output": True,
     "logprobs": 5,
@@ -84,6 +87,11 @@ FEATURES: dict[str, dict[str, Any]] = {
         "prediction": {"type": "content", "content": [{"type": "text", "text": PREDICTION}]},
         "speculation": {"mode": "predicted"},
     },
+    "speculation.verification of rejection": {"speculation": {"verification": "rejection"}},
+    "speculation.verification of block, with the sampling parameters": {
+        **ALL_SAMPLING,
+        "speculation": {"verification": "block"},
+    },
     "all of these at once": ALL_AT_ONCE,
     "response_format": {
         "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
@@ -114,6 +122,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
 }
 """The fields of each; those with `tools` are of a chat, with the prompt as its message."""
+
+
+def has_one_text(feature: str, way: str) -> bool:
+    """Whether a text is that of its seed: drawn ones are not under rules that compare laws."""
+    rule = FEATURES[feature].get("speculation", {}).get("verification", "coupled")
+    return rule == "coupled" or way == "greedy"
 
 
 def combinations() -> list[tuple[str, ...]]:

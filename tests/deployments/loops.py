@@ -42,14 +42,14 @@ class Models:
     """The target, slightly off: a draft that is often right."""
 
     @classmethod
-    def load(cls, name: str) -> "Models":
+    def load(cls, name: str, *, noise: float = 0.02) -> "Models":
         """The model of a folder in fp32, and beside it the same with noise on its weights."""
         target = load_model(name, dtype="float32", device="cpu")
         draft = load_model(name, dtype="float32", device="cpu")
         torch.manual_seed(5)
         with torch.no_grad():
             for parameter in draft.module.parameters():
-                parameter += torch.randn_like(parameter) * 0.02
+                parameter += torch.randn_like(parameter) * noise
         return cls(target=target, draft=draft)
 
 

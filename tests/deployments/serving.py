@@ -34,6 +34,7 @@ from workers.drafters.model import ModelDrafter
 from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.target import Target
+from workers.types import Rule
 
 MAX_REQUEST_BYTES = 20_000
 RECOVERY_TIMEOUT_S = 0.5
@@ -110,6 +111,7 @@ async def local_serving(
     keys: Keys | None = None,
     log: RequestLog | None = None,
     queue_timeout_s: float | None = None,
+    verification: Rule = "coupled",
 ) -> AsyncIterator[LocalServing]:
     """Serve a model, which drafts for itself unless there is another; `clock` is of its health."""
     targets = LocalWorkers(lambda: Target(model, CACHE, max_batched_tokens=32))
@@ -149,6 +151,7 @@ async def local_serving(
         health,
         keys=keys,
         log=log,
+        verification=verification,
     )
     try:
         yield LocalServing(

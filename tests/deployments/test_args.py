@@ -123,7 +123,7 @@ def test_replica_ranges_become_serve_options(value: object, options: dict[str, A
         ({"num_draft_replicas": "few"}, ["'few'", "like 2 or 1:4"]),
         ({"num_target_groups": "0"}, ["num_target_groups", "greater than or equal to 1"]),
         ({"tensor_parallel_size": "0"}, ["tensor_parallel_size", "greater than or equal to 1"]),
-        ({"verification": "rejection"}, ["verification", "'coupled'"]),
+        ({"verification": "lossy"}, ["verification", "'coupled', 'rejection' or 'block'"]),
         ({"dtype": "int8"}, ["dtype", "'bfloat16'", "'int8'"]),
         ({"http_port": "99999"}, ["http_port", "less than or equal to 65535"]),
         ({"kv_cache_gib": "0"}, ["kv_cache_gib", "greater than 0"]),

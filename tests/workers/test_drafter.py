@@ -5,17 +5,20 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from tests.tiny_models import VOCAB_SIZE, save_model
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
+from workers.draft_law import read_law
 from workers.drafters import model as model_drafter
 from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import Model
 from workers.paged_model import CacheOptions
 from workers.target import Target
-from workers.types import ProposeRequest, ProposeResult, SamplingParams
+from workers.types import ProposeRequest, ProposeResult, Rule, SamplingParams
 
 
 def propose(
@@ -134,6 +137,95 @@ def test_drafting_ends_with_the_draft_that_is_not_sure(
         assert short.confidences == whole.confidences[:length]
         again = propose(drafter, "s", len(prompt), [*prompt, *short.draft_tokens], 2, sampling)
         assert again.draft_tokens == whole.draft_tokens[length : length + 2]
+
+
+RATIO_RULES: list[Rule] = ["rejection", "block"]
+
+
+def draw(
+    drafter: ModelDrafter, seed: int, tokens: Sequence[int], k: int, rule: Rule, **changes: object
+) -> ProposeResult:
+    """Drafts under a rule, of a sequence that is new to the drafter."""
+    request = ProposeRequest(
+        seq_id=str(seed),
+        base_len=0,
+        new_tokens=tuple(tokens),
+        k=k,
+        prompt_len=1,
+        sampling=SAMPLED,
+        seed=seed,
+        verification=rule,
+    )
+    (result,) = drafter.propose([dataclasses.replace(request, **changes)])
+    drafter.release([request.seq_id])
+    return result
+
+
+@pytest.mark.parametrize("rule", RATIO_RULES)
+def test_what_is_drawn_for_a_rule_that_compares_laws_says_its_law_and_no_confidence(
+    rule: Rule, tiny_model: Callable[..., Model]
+) -> None:
+    drafter, prompt = ModelDrafter(tiny_model("llama"), CACHE), make_prompt(3, 20)
+    drawn = [draw(drafter, seed, prompt, 3, rule, stop_below=0.9) for seed in range(300)]
+    for result in drawn:
+        assert len(result.law) == len(result.draft_tokens) == 3
+        assert result.confidences == ()
+    laws = {result.law[0] for result in drawn}
+    assert len(laws) == 1
+    law = read_law(laws.pop(), drawn[0].draft_tokens[0])
+    counts = [sum(r.draft_tokens[0] == token for r in drawn) for token in law.tokens]
+    common = law.probabilities * len(drawn) >= 5
+    assert sum(counts) == len(drawn)
+    observed = [*np.array(counts)[common], np.array(counts)[~common].sum()]
+    expected = [*law.probabilities[common], law.probabilities[~common].sum()]
+    assert chisquare(observed, np.array(expected) * len(drawn)).pvalue > 1e-3
+    greedy = draw(drafter, 0, prompt, 3, rule, sampling=GREEDY)
+    assert greedy.law == ()
+    assert len(greedy.confidences) == 3
+
+
+def test_what_is_drawn_knows_nothing_of_the_targets_noise(tiny_model: Callable[..., Model]) -> None:
+    """It agrees with the target's own sample as often as chance has it: sum(q * q)."""
+    drafter, prompt = ModelDrafter(tiny_model("llama"), CACHE), make_prompt(3, 20)
+    seeds = range(400)
+    drawn = [draw(drafter, seed, prompt, 1, "rejection") for seed in seeds]
+    coupled = [draw(drafter, seed, prompt, 1, "coupled") for seed in seeds]
+    q = read_law(drawn[0].law[0], drawn[0].draft_tokens[0]).probabilities
+    expected = float((q * q).sum())
+    agreed = sum(a.draft_tokens == b.draft_tokens for a, b in zip(drawn, coupled, strict=True))
+    assert abs(agreed / 400 - expected) < 4 * (expected * (1 - expected) / 400) ** 0.5
+
+
+def test_a_round_draws_with_noise_of_its_own(tiny_model: Callable[..., Model]) -> None:
+    """The same position behind the same tokens, a round later; and the same round once more."""
+    drafter, prompt = ModelDrafter(tiny_model("llama"), CACHE), make_prompt(3, 20)
+    first = [draw(drafter, seed, prompt, 2, "block") for seed in range(30)]
+    assert first == [draw(drafter, seed, prompt, 2, "block") for seed in range(30)]
+    later = [
+        draw(drafter, seed, [*prompt, result.draft_tokens[0]], 1, "block")
+        for seed, result in enumerate(first)
+    ]
+    assert [r.law[1] for r in first] == [r.law[0] for r in later]
+    same = sum(a.draft_tokens[1] == b.draft_tokens[0] for a, b in zip(first, later, strict=True))
+    assert same < 15
+
+
+def test_sequences_of_several_rules_are_drafted_together_as_alone(
+    tiny_model: Callable[..., Model],
+) -> None:
+    model, prompt = tiny_model("llama"), make_prompt(3, 20)
+    rules: list[Rule] = ["coupled", "block", "rejection", "coupled"]
+    batch = [
+        ProposeRequest(
+            seq_id=str(seed), base_len=0, new_tokens=tuple(prompt), k=3, prompt_len=1,
+            sampling=SAMPLED, seed=seed, verification=rule,
+        )
+        for seed, rule in enumerate(rules)
+    ]  # fmt: skip
+    drafter = ModelDrafter(model, CACHE)
+    assert drafter.propose(batch) == [
+        draw(ModelDrafter(model, CACHE), seed, prompt, 3, rule) for seed, rule in enumerate(rules)
+    ]
 
 
 def test_wrong_assumptions_leave_nothing_behind(tiny_model: Callable[..., Model]) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -20,12 +21,13 @@ from tests.workers.decoding import (
     generate,
     make_prompt,
 )
+from workers.draft_law import DraftLaw
 from workers.errors import ConfigError
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.tokenizer import find_tokenizer
-from workers.types import SamplingParams, VerifyRequest
+from workers.types import Rule, SamplingParams, VerifyRequest, VerifyResult
 from workers.verification import CoupledRule, JudgedRun, Verdict
 
 
@@ -232,6 +234,38 @@ def test_drafts_that_are_no_tokens_of_the_target_are_dropped(
         ]
     )
     assert (len(second.tokens), second.num_accepted, second.num_tested) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_rule_that_compares_laws_rejects_them_itself(
+    rule: Rule, tiny_model: Callable[..., Model]
+) -> None:
+    """What takes the place of a draft that the target does not know has the residual law."""
+    law = DraftLaw(tokens=np.array([VOCAB_SIZE, 7]), weights=np.array([1, 1]))
+    sampling = SamplingParams(temperature=20.0, logit_bias=((7, 600.0), (9, 600.0)))
+    request = VerifyRequest(
+        seq_id="s",
+        base_len=0,
+        new_tokens=(5,),
+        draft_tokens=(VOCAB_SIZE, 3),
+        draft_law=(law.pack(), b""),
+        prompt_len=1,
+        sampling=sampling,
+        verification=rule,
+    )
+    target = Target(tiny_model("llama"), CACHE)
+
+    def verify(request: VerifyRequest, seed: int) -> VerifyResult:
+        (result,) = target.verify([dataclasses.replace(request, seq_id=str(seed), seed=seed)])
+        target.release([str(seed)])
+        return result
+
+    results = [verify(request, seed) for seed in range(100)]
+    for result in results:
+        assert (len(result.tokens), result.num_accepted, result.num_tested) == (1, 0, 1)
+    plain = dataclasses.replace(request, draft_tokens=(), draft_law=())
+    num_plain = sum(verify(plain, seed).tokens == (7,) for seed in range(100))
+    assert sum(result.tokens == (7,) for result in results) < num_plain / 2
 
 
 @pytest.mark.parametrize("gamma", [0, 4])

@@ -13,6 +13,17 @@ def test_drafts_are_cut_with_their_confidences() -> None:
     assert DRAFTS.after(9).tokens == ()
 
 
+def test_drafts_are_cut_and_joined_with_their_laws() -> None:
+    drawn = DraftTokens(tokens=(1, 2, 3), source="model", law=(b"a", b"b", b"c"))
+    assert drawn.first(1).law == (b"a",)
+    assert drawn.after(1).law == (b"b", b"c")
+    assert drawn.first(2) + drawn.after(2) == drawn
+    certain = DraftTokens(tokens=(4, 5), source="suffix")
+    assert (certain + drawn).law == (b"", b"", b"a", b"b", b"c")
+    assert (drawn + certain).law == (b"a", b"b", b"c", b"", b"")
+    assert (certain + certain).law == ()
+
+
 def test_joined_drafts_are_from_the_first_source_that_has_some() -> None:
     looked_up = DraftTokens(tokens=(4,), source="prompt_lookup")
     assert (NO_DRAFTS + looked_up) == looked_up

@@ -8,21 +8,32 @@ import torch
 from torch import Tensor
 
 from workers.cpu.packed_linear import has_streams
+from workers.draft_law import draft_laws
 from workers.errors import TandemError
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
-from workers.sampling import NO_TOKEN, SamplingRow, sample_with_confidence
+from workers.sampling import NO_TOKEN, SamplingRow, law_logits, sample_with_confidence
 from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import DRAFT_SIZES
 from workers.step_worker import StepWorker
+from workers.streams import Stream, random_bits
 from workers.types import ProposeRequest, ProposeResult, SamplingParams
 
 SMALL_MODEL_BYTES = 8 * 1024**2
 """Size of bf16 weights up to which a model still fits a core's caches in fp32."""
 CONFIDENCE_DIGITS = 5
 """Decimals of a confidence; more would only lengthen messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """One draft token, and what its drafter says of it."""
+
+    token: int
+    confidence: float | None = None
+    law: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,8 +45,16 @@ class _Drafting:
     """Drafts to make; 0 unless the step runs the newest committed token."""
     draft_tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    laws: list[bytes] = field(default_factory=list)
+    """Of each draft, under rules that compare laws."""
     has_ended: bool = False
     """Whether the model's scores decided no token, so that drafting cannot go on."""
+
+    @property
+    def round_len(self) -> int:
+        """Committed tokens when the drafts were asked for."""
+        request = self.run.item.request
+        return request.base_len + len(request.new_tokens)
 
     @property
     def wants_more(self) -> bool:
@@ -45,6 +64,17 @@ class _Drafting:
     @property
     def sequence(self) -> CachedSequence:
         return self.run.sequence
+
+    def add(self, draft: _Draft | None) -> None:
+        """Take the next draft; None ends drafting."""
+        if draft is None:
+            self.has_ended = True
+            return
+        self.draft_tokens.append(draft.token)
+        if draft.confidence is not None:
+            self.confidences.append(draft.confidence)
+        if draft.law is not None:
+            self.laws.append(draft.law)
 
 
 def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
@@ -63,6 +93,9 @@ def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") ->
 
 class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
     """Drafts for many sequences at once, k per sequence, with the target's own noise.
+
+    Under rules that compare laws the noise is another, and there are no confidences: nothing may
+    decide about a draft that knows which token was drawn, but the rule.
 
     What it ran beyond the committed tokens, its own drafts, stays cached: `synchronise` keeps what
     the target accepted. After a full acceptance that is one token short, since the last draft was
@@ -145,15 +178,20 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     def _sample(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
-        tokens, confidences = sample_with_confidence(
-            logits, [self._sampling_row(entry) for entry in drafting]
-        )
-        for entry, token, confidence in zip(drafting, tokens, confidences, strict=True):
-            if token == NO_TOKEN or not math.isfinite(confidence):
-                entry.has_ended = True
-                continue
-            entry.draft_tokens.append(token)
-            entry.confidences.append(round(confidence, CONFIDENCE_DIGITS))
+        drafts: dict[int, _Draft | None] = {}
+        for choose, is_coupled in ((_sample_coupled, True), (_draw, False)):
+            chosen = [
+                index
+                for index, entry in enumerate(drafting)
+                if (entry.run.item.request.rule == "coupled") == is_coupled
+            ]
+            if chosen:
+                rows = [self._sampling_row(drafting[index]) for index in chosen]
+                of_rows = logits if len(chosen) == len(drafting) else logits[chosen]
+                round_lens = [drafting[index].round_len for index in chosen]
+                drafts.update(zip(chosen, choose(of_rows, rows, round_lens), strict=True))
+        for index, entry in enumerate(drafting):
+            entry.add(drafts[index])
 
     def _sampling_row(self, entry: _Drafting) -> SamplingRow:
         request, tokens = entry.run.item.request, entry.sequence.tokens
@@ -186,8 +224,37 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             seq_id=entry.sequence.seq_id,
             draft_tokens=tuple(entry.draft_tokens),
             confidences=tuple(entry.confidences),
+            law=tuple(entry.laws),
         )
 
     def _decide(self, logits: Tensor) -> None:
         row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)
         sample_with_confidence(logits, [row] * len(logits))
+
+
+def _sample_coupled(
+    logits: Tensor,
+    rows: Sequence[SamplingRow],
+    round_lens: Sequence[int],  # noqa: ARG001
+) -> list[_Draft | None]:
+    """As the target samples, with its noise."""
+    tokens, confidences = sample_with_confidence(logits, rows)
+    return [
+        None
+        if token == NO_TOKEN or not math.isfinite(confidence)
+        else _Draft(token=token, confidence=round(confidence, CONFIDENCE_DIGITS))
+        for token, confidence in zip(tokens, confidences, strict=True)
+    ]
+
+
+def _draw(
+    logits: Tensor, rows: Sequence[SamplingRow], round_lens: Sequence[int]
+) -> list[_Draft | None]:
+    """From a law that is noted, with noise that the target does not use."""
+    drafts: list[_Draft | None] = []
+    for law, row, round_len in zip(
+        draft_laws(law_logits(logits, rows)), rows, round_lens, strict=True
+    ):
+        bits = random_bits(row.seed, row.position, stream=Stream.DRAFT, round_len=round_len)
+        drafts.append(None if law is None else _Draft(token=law.draw(bits), law=law.pack()))
+    return drafts

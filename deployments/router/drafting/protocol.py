@@ -123,10 +123,14 @@ Drafter = LocalDrafter | RemoteDrafter
 
 
 def sound(drafts: DraftTokens, *, source: str, max_tokens: int) -> DraftTokens:
-    """What may be used of drafts: at most so many, with confidences if each has one in [0, 1]."""
+    """What may be used of drafts: at most so many, with confidences if each has one in [0, 1].
+
+    Drafts with a law have none: how many of them are verified must not depend on which tokens were
+    drawn, and how sure a drafter is of its tokens depends on those before them.
+    """
     drafts = replace(drafts.first(max_tokens), source=source)
     confidences = drafts.confidences
-    has_all = len(confidences) == len(drafts.tokens)
+    has_all = len(confidences) == len(drafts.tokens) and not drafts.law
     if has_all and all(math.isfinite(c) and 0.0 <= c <= 1.0 for c in confidences):
         return drafts
     return replace(drafts, confidences=())

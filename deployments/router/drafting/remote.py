@@ -119,7 +119,9 @@ class PooledDrafter:
                 replica_id = reply.replica_id
                 drafts = {
                     asked.seq_id: DraftTokens(
-                        tokens=result.draft_tokens, confidences=result.confidences
+                        tokens=result.draft_tokens,
+                        confidences=result.confidences,
+                        law=result.law,
                     )
                     for sequence, asked, result in zip(sequences, batch, reply.results, strict=True)
                     if self._note(sequence, asked, result, replica_id)
@@ -211,6 +213,7 @@ class PooledDrafter:
             prompt_len=sequence.prompt_len,
             sampling=sequence.params.sampling,
             seed=sequence.params.seed,
+            verification=sequence.params.verification,
             cache_salt=sequence.params.cache_salt,
             tenant=sequence.params.tenant.name,
             weight=sequence.params.tenant.weight,

@@ -21,8 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.router.policy.gamma import Candidate, Drafted, Outcome
+from workers.types import Rule
 
 Floats = NDArray[np.float64]
+Kind = tuple[str, bool, Rule]
+"""Drafts that are alike: of a source, sampled or not, judged by a rule."""
 
 FIRST_EXPONENT = 0.5
 """The guess of beta_source: drafters tend to be less sure than they could be."""
@@ -184,17 +187,17 @@ def _mean(paths: Sequence[Sequence[float]]) -> float:
 
 
 class AcceptanceBySource:
-    """All drafts of a router: each source, greedy and sampled apart.
+    """All drafts of a router: each source apart, greedy and sampled, and the rules of the latter.
 
     How far drafts go, and what a confidence means, differ between them.
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[tuple[str, bool], Acceptance] = {}
+        self._by_kind: dict[Kind, Acceptance] = {}
 
     def of(self, drafts: Candidate | Drafted | Outcome) -> Acceptance:
         """What is known of the source of these drafts."""
-        return self._by_kind.setdefault((drafts.source, drafts.is_sampled), Acceptance())
+        return self._by_kind.setdefault(_kind(drafts), Acceptance())
 
     def foresee(
         self, candidates: Sequence[Candidate], *, num_samples: int, optimism: float
@@ -207,9 +210,9 @@ class AcceptanceBySource:
         most = np.array([candidate.max_gamma for candidate in candidates], dtype=int)
         depth = int(most.max(initial=0))
         survival = np.zeros((len(candidates), num_samples, depth))
-        by_kind: dict[tuple[str, bool], list[int]] = {}
+        by_kind: dict[Kind, list[int]] = {}
         for index, candidate in enumerate(candidates):
-            by_kind.setdefault((candidate.source, candidate.is_sampled), []).append(index)
+            by_kind.setdefault(_kind(candidate), []).append(index)
         for indices in by_kind.values():
             seq_ids = [candidates[index].seq_id for index in indices]
             known = self.of(candidates[indices[0]])
@@ -221,6 +224,10 @@ class AcceptanceBySource:
         """A sequence has ended."""
         for acceptance in self._by_kind.values():
             acceptance.forget(seq_id)
+
+
+def _kind(drafts: Candidate | Drafted | Outcome) -> Kind:
+    return drafts.source, drafts.is_sampled, drafts.rule
 
 
 def _log(confidence: float) -> float:

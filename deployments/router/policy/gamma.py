@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from workers.types import StepTime
+from workers.types import Rule, StepTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Candidate:
     """The name of the drafter that drafts for it. Acceptance is learnt per source."""
     is_sampled: bool = False
     """Whether its tokens are drawn, not the likeliest ones."""
+    rule: Rule = "coupled"
+    """The rule by which its drafts are judged."""
     is_free: bool = False
     """Whether its `max_gamma` drafts are in hand: making them takes no time."""
 
@@ -38,6 +40,7 @@ class Drafted:
     confidences: tuple[float, ...] = ()
     """The source's confidence per draft token; empty where it does not say."""
     is_sampled: bool = False
+    rule: Rule = "coupled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class Outcome:
     source: str = "model"
     confidences: tuple[float, ...] = ()
     is_sampled: bool = False
+    rule: Rule = "coupled"
 
     @property
     def num_accepted_in_text(self) -> int:
@@ -140,7 +144,8 @@ class GammaController(Protocol):
         """How many draft tokens of each sequence to verify, in the order of `drafted`.
 
         The choice may depend on how confident the drafter was of these very tokens. That changes
-        no text where the target's own sample decides; under the ratio test it would.
+        no text where the target's own sample decides. Under rules that compare laws it would, so
+        what was drawn for them has no confidences.
         """
         ...
 

@@ -98,6 +98,10 @@ def test_a_field_that_nobody_knows_is_left_out(name: str) -> None:
         ({"logprobs": True}, "logprobs is True"),
         ({"speculation": {"mode": "fast"}}, "speculation.mode is 'fast': it must be 'auto', 'off'"),
         ({"speculation": {"gama": 1}, "n": 1}, None),
+        (
+            {"speculation": {"verification": "ratio"}},
+            "speculation.verification is 'ratio': it must be 'coupled', 'rejection' or 'block'",
+        ),
         ({"speculation": "off"}, "speculation is 'off': it must be an object"),
         ({"speculation": {"num_speculative_tokens": 65}}, "speculation.num_speculative_tokens"),
         ({"stop_token_ids": [1] * 129}, "stop_token_ids"),

@@ -286,6 +286,33 @@ class TestPrediction:
         assert answer["usage"]["completion_tokens"] > 0
 
 
+class TestVerification:
+    @pytest.mark.parametrize("rule", ["rejection", "block"])
+    async def test_a_request_chooses_its_rule(self, rule: str, client: httpx.AsyncClient) -> None:
+        """By which drafts are accepted too; greedy texts are those of any rule."""
+        fields: dict[str, Any] = {"max_tokens": 40, "speculation": {"verification": rule}}
+        told = (await complete(client, **fields))["usage"]["speculation"]
+        assert told["drafted_tokens"] >= told["tested_tokens"] >= told["accepted_tokens"] > 0
+        greedy = await complete(client, temperature=0, **fields)
+        plain = await complete(client, temperature=0, max_tokens=40)
+        assert greedy["choices"] == plain["choices"]
+
+    @pytest.mark.parametrize(
+        ("asked", "rules"), [(None, {"block"}), ("rejection", {"rejection"})], ids=str
+    )
+    async def test_the_apps_rule_is_that_of_requests_that_name_none(
+        self, asked: str | None, rules: set[str], models: Models
+    ) -> None:
+        speculation = None if asked is None else {"verification": asked}
+        async with (
+            local_serving(models.target, verification="block") as serving,
+            client_of(serving) as client,
+        ):
+            await complete(client, speculation=speculation)
+            for workers in (serving.targets, serving.drafts):
+                assert {r.rule for batch in workers.calls for r in batch} == rules
+
+
 class TestModelNames:
     @pytest.mark.parametrize("model", ["tiny", "small", "t/1", None])
     async def test_the_one_model_has_several(

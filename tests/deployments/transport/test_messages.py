@@ -1,10 +1,16 @@
 """What a stream carries arrives as it was; what is absent has its default."""
 
+import dataclasses
 import json
+from typing import Any
 
-from deployments.transport.messages import LENGTH_BYTES, VERIFY, Answer, Call
+import torch
+
+from deployments.transport.messages import LENGTH_BYTES, PROPOSE, VERIFY, Answer, Call
+from workers.draft_law import draft_laws
 from workers.types import (
     DraftTokens,
+    ProposeResult,
     Reply,
     SamplingParams,
     TokenLogprobs,
@@ -23,6 +29,29 @@ def test_drafts_ride_both_ways() -> None:
     result = VerifyResult(seq_id="s", tokens=(6, 1), num_accepted=1, next_drafts=drafts)
     answer = Answer(call_id=1, reply=make_reply(result, steps_version=2))
     assert VERIFY.decode_answer(VERIFY.encode_answer(answer)[LENGTH_BYTES:]) == answer
+
+
+def test_laws_ride_both_ways_in_few_bytes() -> None:
+    (law,) = draft_laws(torch.zeros(1, 150_000))
+    assert law is not None
+    packed = (law.pack(), b"", bytes(range(256)))
+    result = ProposeResult(seq_id="s", draft_tokens=(7, 8, 9), law=packed)
+    answer = Answer(call_id=1, reply=make_reply(result))
+    payload = PROPOSE.encode_answer(answer)[LENGTH_BYTES:]
+    assert PROPOSE.decode_answer(payload) == answer
+    request = VerifyRequest(
+        seq_id="s",
+        base_len=4,
+        new_tokens=(5,),
+        draft_tokens=(7, 8, 9),
+        draft_law=packed,
+        verification="block",
+        prompt_len=3,
+    )
+    call = Call(kind="run", call_id=1, batch=(request,))
+    assert VERIFY.decode_call(VERIFY.encode_call(call)[LENGTH_BYTES:]) == call
+    alone = Call(kind="run", batch=(dataclasses.replace(request, draft_law=packed[:1]),))
+    assert len(VERIFY.encode_call(alone)) < 700  # a law of 64 tokens
 
 
 def test_log_probabilities_arrive_to_the_last_digit() -> None:
@@ -72,7 +101,7 @@ def test_what_has_its_default_is_not_sent() -> None:
     assert reply.results == (result,)
 
 
-def make_reply(result: VerifyResult, *, steps_version: int = 0) -> Reply[VerifyResult]:
+def make_reply(result: Any, *, steps_version: int = 0) -> Reply[Any]:
     return Reply(
         replica_id="one",
         compute_s=0.5,
