@@ -122,7 +122,7 @@ def test_each_rank_holds_what_transformers_gives_it(
     if model.config.tie_word_embeddings:  # once loaded, it is the embedding
         del local["lm_head.weight"]
     assert size.weight_bytes == sum(parameter.nbytes for parameter in local.values())
-    specs = observe_layers(family, model)
+    specs = observe_layers(family, model).attention
     assert size.slot_bytes == sum(spec.slot_bytes(torch.bfloat16) for spec in specs)
 
 
@@ -225,7 +225,7 @@ def test_the_cache_has_as_many_blocks_as_a_worker_makes(
     except ConfigError:  # of one sequence
         assert role.cache_bytes(free_bytes) < role.least_cache_bytes
     else:
-        assert role.num_blocks(free_bytes) == num_blocks
+        assert role.shares(free_bytes).num_blocks == num_blocks
 
 
 # The file
