@@ -181,17 +181,6 @@ RECURRENT = {
             "moe_shared_expert_intermediate_size": 16,
         },
     ),
-    "jamba": (
-        "JambaConfig",
-        {
-            **_COMMON,
-            "num_experts": 4,
-            "attn_layer_period": 3,
-            "attn_layer_offset": 1,
-            "mamba_d_state": 4,
-            "mamba_dt_rank": 4,
-        },
-    ),
     "olmo_hybrid": (
         "OlmoHybridConfig",
         {

@@ -14,7 +14,8 @@ from workers.drafters.model import ModelDrafter
 from workers.errors import KVCacheExhaustedError
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model
-from workers.paged_model import CacheOptions
+from workers.paged_model import GIB, CacheOptions
+from workers.state_slots import num_slots
 from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult
 
@@ -57,7 +58,7 @@ class Router:
         try:
             results = self.target.verify([self.request(rng, seq_id) for seq_id in seq_ids])
         except KVCacheExhaustedError:
-            self.target.release(rng.sample(sorted(self.texts), k=2))
+            self.target.release([*seq_ids, rng.choice(sorted(self.texts))])
             return
         for result in results:
             if rng.random() < 0.1:
@@ -80,6 +81,7 @@ class Router:
         )
 
     def take(self, result: VerifyResult) -> None:
+        assert not result.error
         tokens = self.tokens[result.seq_id]
         if result.needs_tokens_from is not None:
             self.cached[result.seq_id] = result.needs_tokens_from
@@ -87,6 +89,18 @@ class Router:
         self.cached[result.seq_id] = len(tokens) + result.num_accepted
         tokens += result.tokens
         assert tokens == self.texts[result.seq_id][: len(tokens)]
+
+
+def scarce_cache(model: Model) -> CacheOptions:
+    """Room for the states of three sequences, and for the blocks of fewer at full length."""
+    states_bytes = num_slots(3) * model.state_bytes
+    blocks_bytes = max(states_bytes, 26 * 4 * model.slot_bytes)
+    return CacheOptions(
+        block_size=4,
+        max_model_len=80,
+        max_num_seqs=3,
+        kv_cache_gib=(states_bytes + blocks_bytes + 1) / GIB,
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -100,14 +114,17 @@ def test_states_survive_rejections_preemption_and_moves(
         prompt = make_prompt(index, 18)
         alone = generate(Target(model, CACHE), prompt, 80, sampling=SAMPLED, seq_id=str(index))
         texts[str(index)] = prompt + alone
-    # fewer states than sequences
-    target = Target(model, CacheOptions(block_size=4, max_num_seqs=3), max_batched_tokens=16)
+    target = Target(model, scarce_cache(model), max_batched_tokens=16)
     router = Router(target, texts, 18)
-    while running := [s for s in texts if len(router.tokens[s]) < 60]:
+    for _ in range(500):
+        running = [seq_id for seq_id in texts if len(router.tokens[seq_id]) < 60]
+        if not running:
+            break
         router.run_round(rng, rng.sample(running, k=min(len(running), rng.randint(1, 3))))
         target.check_integrity()
         if rng.random() < 0.1:
             target.release([rng.choice(running)])
+    assert not running
     assert target.num_preemptions > 0
 
 
