@@ -13,7 +13,7 @@ from workers.cache_size import CacheNeeds, CacheShares, share_cache
 from workers.drafters.model import ModelDrafter
 from workers.errors import KVCacheExhaustedError
 from workers.kv_cache import BlockAllocator, SequenceTable
-from workers.model import Model
+from workers.model import Model, load_model
 from workers.paged_model import GIB, CacheOptions
 from workers.state_slots import num_slots
 from workers.target import Target
@@ -208,6 +208,13 @@ def test_timed_steps_leave_states_alone(tiny_model: Callable[..., Model]) -> Non
         return ()
 
     assert generate(target, prompt, 20, drafts=measure) == plain
+
+
+def test_a_lower_precision_is_warned_of(tiny_model: Callable[..., Model]) -> None:
+    model = tiny_model("qwen3_5")
+    assert model.text_warnings == ()
+    in_bf16 = load_model(model.name, dtype="bfloat16", device="cpu")
+    assert "a text may depend on drafts" in in_bf16.text_warnings[0]
 
 
 def test_states_are_given_to_as_many_sequences_as_there_are() -> None:
