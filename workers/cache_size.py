@@ -51,6 +51,4 @@ def share_cache(cache_bytes: int, needs: CacheNeeds) -> CacheShares:
         num_states = min(needs.max_num_seqs, max(1, num_fitting))
     left = max(0, cache_bytes - needs.states_bytes(num_states))
     max_blocks = needs.blocks_per_sequence * needs.max_num_seqs
-    return CacheShares(
-        num_blocks=min(left // needs.block_bytes, max_blocks), num_states=num_states
-    )
+    return CacheShares(num_blocks=min(left // needs.block_bytes, max_blocks), num_states=num_states)

@@ -28,7 +28,7 @@ class StateKey(NamedTuple):
     layer: int
     kind: str
     """"conv" (the inputs of a convolution that it will see again) or "recurrent"."""
-    index: int
+    number: int
     """A layer may have several of a kind."""
 
 
@@ -171,7 +171,9 @@ def step_states(states: States, chunks: Sequence[Chunk], device: torch.device) -
         num_committed = chunk.num_new - moves.num_drafts
         read = moves.read
         if num_committed:
-            parts.setdefault((False, num_committed), []).append((first, read, moves.slots.committed))
+            parts.setdefault((False, num_committed), []).append(
+                (first, read, moves.slots.committed)
+            )
             read = moves.slots.committed
         if moves.num_drafts:
             start = first + num_committed

@@ -88,9 +88,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             # what decides tokens, and all where log-probabilities of the prompt are wanted
             wants_all = _wants_prompt_logprobs(run)
             num_logits = len(tokens) if wants_all else _num_judged_rows(run)
-            plan.add(
-                run.sequence, tokens, num_logits=num_logits, committed_len=run.committed_len
-            )
+            plan.add(run.sequence, tokens, num_logits=num_logits, committed_len=run.committed_len)
         logits = self._paged.run(plan)  # [len(plan.logit_rows), vocab]
         for run in runs:
             run.record(run.tokens + _drafts(run))

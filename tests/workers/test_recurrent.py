@@ -132,7 +132,7 @@ def test_states_survive_rejections_preemption_and_moves(
 def test_a_recurrent_drafter_goes_back_behind_assumed_tokens(
     sampling: SamplingParams, tiny_model: Callable[..., Model]
 ) -> None:
-    """The same model as target and drafter: whatever it has guessed before, its drafts are right."""
+    """The same model drafts and decides: whatever it has guessed before, its drafts are right."""
     model, prompt, rng = tiny_model("qwen3_5"), make_prompt(2, 30), random.Random(1)
     text = prompt + generate(Target(model, CACHE), prompt, 90, sampling=sampling, seed=1)
     drafter = ModelDrafter(model, CACHE, max_batched_tokens=16)
