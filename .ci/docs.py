@@ -22,7 +22,7 @@ from deployments.api.field_table import rows as field_rows  # noqa: E402
 from deployments.metrics import rows as metric_rows  # noqa: E402
 from deployments.router.request_log import __doc__ as request_log_table  # noqa: E402
 from tests.deployments.combinations import DRAFTERS, combinations  # noqa: E402
-from tests.tiny_models import RARE, SUPPORTED  # noqa: E402
+from tests.tiny_models import RARE, RECURRENT, SUPPORTED  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
 
 PACKAGES = ("tandem", "deployments", "cluster", "workers")
@@ -94,7 +94,7 @@ def errors() -> str:
 
 def models() -> str:
     """The model types that the test suite runs."""
-    return ", ".join(f"`{name}`" for name in sorted({*SUPPORTED, *RARE})) + ".\n"
+    return ", ".join(f"`{name}`" for name in sorted({*SUPPORTED, *RARE, *RECURRENT})) + ".\n"
 
 
 def what_works() -> str:

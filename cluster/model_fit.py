@@ -89,7 +89,7 @@ def _check_memory(args: AppArgs, node: NodeKind) -> None:
 def _check_cache(args: AppArgs, plan: Plan) -> None:
     """A cache whose size is asked for has to hold a sequence; others may shorten them."""
     role, cache = plan.fleet.target, plan.layout.caches["target 0"]
-    needed = role.blocks_per_sequence * role.block_bytes / GIB
+    needed = role.needs.least_bytes / GIB
     if args.kv_cache_gib is not None and cache.num_tokens < role.max_model_len:
         raise ConfigError(
             f"kv_cache_gib is {args.kv_cache_gib:g}, which holds {cache.num_tokens} tokens of "
@@ -147,7 +147,7 @@ def _found(plan: Plan, role: Role) -> FoundModel:
         name=role.size.name,
         dtype=role.size.dtype,
         weight_bytes=role.size.weight_bytes,
-        cache_bytes=cache.num_blocks * role.block_bytes,
+        cache_bytes=cache.num_bytes,
         num_cache_tokens=cache.num_tokens,
         max_model_len=min(role.max_model_len, cache.num_tokens),
     )

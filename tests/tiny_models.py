@@ -73,6 +73,21 @@ SUPPORTED = {
     "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
     "smollm3": ("SmolLM3Config", _COMMON),
 }
+_DELTA_NET = {
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 # Served too, with parts that others lack.
 RARE = {
@@ -113,6 +128,88 @@ RARE = {
         },
     ),
 }
+# Served too, with layers that keep a recurrent state.
+RECURRENT = {
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_DELTA_NET,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "qwen3_5": ("Qwen3_5TextConfig", {**_COMMON, **_DELTA_NET}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_DELTA_NET,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "lfm2": ("Lfm2Config", {**_COMMON, "layer_types": ["conv", "full_attention", "conv"]}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_MAMBA,
+            "shared_intermediate_size": 16,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "bamba": ("BambaConfig", {**_COMMON, **_MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": ("FalconH1Config", {**_COMMON, **_MAMBA, "mamba_d_ssm": 64}),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_COMMON,
+            "head_dim": 8,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+            "num_hidden_layers": 4,
+            "ssm_state_size": 4,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+        },
+    ),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        {
+            **_COMMON,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            **_COMMON,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "moe_intermediate_size": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+}
 UNSUPPORTED = {
     "falcon": (
         "FalconConfig",
@@ -129,7 +226,7 @@ UNSUPPORTED = {
     ),
     "doge": ("DogeConfig", {**_COMMON, "head_dim": 8}),
     "diffllama": ("DiffLlamaConfig", {**_COMMON, "head_dim": 8}),
-    "qwen3_next": ("Qwen3NextConfig", _COMMON),
+    "recurrent_gemma": ("RecurrentGemmaConfig", {**_COMMON, "lru_width": 32}),
     "rwkv": (
         "RwkvConfig",
         {
@@ -144,7 +241,7 @@ UNSUPPORTED = {
 
 
 def make_config(family: str, **changes: object) -> PreTrainedConfig:
-    class_name, arguments = {**SUPPORTED, **RARE, **UNSUPPORTED}[family]
+    class_name, arguments = {**SUPPORTED, **RARE, **RECURRENT, **UNSUPPORTED}[family]
     config: PreTrainedConfig = getattr(transformers, class_name)(**{**arguments, **changes})
     return config
 

@@ -6,6 +6,10 @@ out. A slot is block * block_size + offset.
 
 A sequence caches its tokens [0, cached_len). After a commit, cached_len = committed length - 1:
 the newest token has been sampled but not run. Rolling back is not advancing the length.
+
+A model with recurrent layers keeps two states of a sequence besides: one behind its committed
+tokens, which is never lost to a draft, and one behind the drafts that were run after them. What
+lies between the state that fits and the tokens that turn out right is run again.
 """
 
 from collections import OrderedDict
@@ -14,6 +18,7 @@ from dataclasses import dataclass, field
 
 from workers.errors import KVCacheExhaustedError
 from workers.prefix_cache import PrefixCache
+from workers.state_slots import StateSlots
 
 
 class BlockAllocator:
@@ -113,18 +118,54 @@ class CachedSequence:
     salt: str = ""
     keys: list[bytes] = field(default_factory=list)
     """The prefix keys of the sequence's first blocks, those that others may share."""
+    state_slots: StateSlots | None = None
+    """Where its recurrent states are, in a model that has some."""
+    committed_state_len: int = 0
+    """Tokens that the state behind committed tokens has seen."""
+    newest_state_len: int = 0
+    """Tokens that the newest state has seen."""
 
     @property
     def cached_len(self) -> int:
         return len(self.tokens)
 
+    def record(self, tokens: Sequence[int], committed_len: int) -> None:
+        """Note that tokens were run, of which those from `committed_len` on are drafts."""
+        if self.cached_len < committed_len:
+            self.committed_state_len = min(committed_len, self.cached_len + len(tokens))
+        self.tokens += tokens
+        self.newest_state_len = self.cached_len
+
+    def state_len(self, length: int) -> int:
+        """The tokens that the newest state has seen that saw none from `length` on."""
+        lens = (0, self.committed_state_len, self.newest_state_len)
+        return max(seen for seen in lens if seen <= length)
+
 
 class SequenceTable:
     """All sequences of a worker and the blocks they hold."""
 
-    def __init__(self, allocator: BlockAllocator, *, with_prefixes: bool = True) -> None:
-        """`with_prefixes`: whether sequences that begin alike share blocks."""
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        *,
+        with_prefixes: bool = True,
+        num_states: int | None = None,
+    ) -> None:
+        """Make a table of no sequences.
+
+        Args:
+            with_prefixes: whether sequences that begin alike share blocks. Those of a model with
+                recurrent states never do: a state is that of a whole text.
+            num_states: sequences that there are recurrent states for; None if the model has none.
+        """
+        assert num_states is None or not with_prefixes, "blocks are shared, states are not"
         self.allocator = allocator
+        self._free_states = (
+            None
+            if num_states is None
+            else [StateSlots.of(index) for index in range(num_states)][::-1]
+        )
         self._prefixes = PrefixCache(allocator.block_size) if with_prefixes else None
         if self._prefixes is not None:
             allocator.on_reuse = self._prefixes.remove
@@ -179,7 +220,14 @@ class SequenceTable:
             length -= length % self.allocator.block_size  # never write to a block others may share
             del sequence.keys[length // self.allocator.block_size :]
         self.truncate(sequence, length)
-        return sequence, tuple(new_tokens[length - base_len :]) if length >= base_len else None
+        if length < base_len:
+            return sequence, None
+        remaining = tuple(new_tokens[length - base_len :])
+        if self._free_states is not None:
+            state_len = sequence.state_len(length)
+            remaining = tuple(sequence.tokens[state_len:]) + remaining
+            self.truncate(sequence, state_len)
+        return sequence, remaining
 
     def offer_prefix(self, sequence: CachedSequence, committed_len: int) -> None:
         """Let others share the full blocks of the first tokens, which will not change any more."""
@@ -195,10 +243,16 @@ class SequenceTable:
                 self.allocator.keep(sequence.block_table[index])
 
     def reserve(self, sequence: CachedSequence, length: int) -> None:
-        """Have blocks for `length` tokens; raises KVCacheExhaustedError and changes nothing."""
+        """Have room for `length` tokens; raises KVCacheExhaustedError and changes nothing."""
+        needs_states = self._free_states is not None and sequence.state_slots is None
+        if needs_states and not self._free_states:
+            raise KVCacheExhaustedError("all recurrent states are taken")
         missing = self.allocator.num_blocks_for(length) - len(sequence.block_table)
         if missing > 0:
             sequence.block_table += self.allocator.allocate(missing)
+        if needs_states:
+            assert self._free_states
+            sequence.state_slots = self._free_states.pop()
 
     def truncate(self, sequence: CachedSequence, length: int) -> None:
         """Forget the tokens from `length` on, and blocks that hold none."""
@@ -209,10 +263,14 @@ class SequenceTable:
             del sequence.block_table[num_kept:]
 
     def drop(self, seq_id: str) -> None:
-        """Forget a sequence and free its blocks; unknown ids are ignored."""
+        """Forget a sequence and free what it holds; unknown ids are ignored."""
         sequence = self._sequences.pop(seq_id, None)
-        if sequence is not None:
-            self.allocator.release(sequence.block_table)
+        if sequence is None:
+            return
+        self.allocator.release(sequence.block_table)
+        if sequence.state_slots is not None:
+            assert self._free_states is not None
+            self._free_states.append(sequence.state_slots)
 
     def _start_with_prefix(
         self, sequence: CachedSequence, tokens: Sequence[int], *, may_reuse: bool
@@ -228,7 +286,7 @@ class SequenceTable:
         self.num_prefix_tokens += len(sequence.tokens)
 
     def youngest(self) -> CachedSequence:
-        """The sequence that arrived last among those that hold blocks."""
+        """The sequence that arrived last among those that hold blocks, and states if there are."""
         holders = [s for s in self._sequences.values() if s.block_table]
         return max(holders, key=lambda sequence: sequence.arrival)
 
@@ -238,3 +296,6 @@ class SequenceTable:
         for sequence in self._sequences.values():
             needed = self.allocator.num_blocks_for(sequence.cached_len)
             assert len(sequence.block_table) >= needed, f"{sequence.seq_id}: too few blocks"
+        taken = [s.state_slots for s in self._sequences.values() if s.state_slots is not None]
+        all_states = [*taken, *(self._free_states or ())]
+        assert len(set(all_states)) == len(all_states), "a recurrent state belongs to two"

@@ -20,6 +20,7 @@ from workers.loading import load_weights
 from workers.observation import observe_layers
 from workers.paged_kernel import LayerSpec, PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
+from workers.recurrent import States, StateSpec, cut_batches, make_states
 from workers.step_inputs import LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,12 @@ LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A loaded model and the shapes of its attention layers."""
+    """A loaded model and the shapes of what its layers keep."""
 
     name: str
     module: PreTrainedModel
     layer_specs: tuple[LayerSpec, ...]
+    """Those of its attention layers."""
     vocab_size: int
     max_position: int
     """The longest sequence the positions of the model allow."""
@@ -44,6 +46,8 @@ class Model:
     dtype: torch.dtype
     num_weight_bytes: int
     """Bytes of the weights of this rank, about."""
+    state_specs: tuple[StateSpec, ...] = ()
+    """What its recurrent layers keep of a sequence, if it has any."""
     text_warnings: tuple[str, ...] = ()
     """Why its texts may depend on more than its weights; see `precision`."""
 
@@ -51,6 +55,15 @@ class Model:
     def slot_bytes(self) -> int:
         """Cache bytes per token."""
         return sum(spec.slot_bytes(self.dtype) for spec in self.layer_specs)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent states in one slot; 0 without recurrent layers."""
+        return sum(spec.num_bytes for spec in self.state_specs)
+
+    def make_states(self, num_slots: int) -> States:
+        """The recurrent states of all slots, as texts begin with them."""
+        return make_states(self.state_specs, num_slots, self.device)
 
     def make_cache(self, num_blocks: int, block_size: int) -> tuple[LayerCache, ...]:
         """Uninitialised cache tensors of all layers; memory is touched only as it is used."""
@@ -65,6 +78,7 @@ class Model:
         }
         return tuple(
             LayerCache(
+                layer=spec.layer,
                 keys=empty(spec, spec.key_dim),
                 values=empty(spec, spec.value_dim),
                 kernel=kernels[spec],
@@ -94,6 +108,7 @@ class Model:
             use_cache=False,
             logits_to_keep=inputs.logit_rows,
             attention_batch=inputs.attention,
+            **({"past_key_values": inputs.states} if inputs.states is not None else {}),
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -136,7 +151,8 @@ def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model
     module.train(mode=False)
     config = module.config
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
-    layer_specs = observe_layers(name, module)
+    cut_batches(module)
+    layers = observe_layers(name, module)
     # of layers that other ranks share, transformers wraps the calls
     if tp_size == 1 and pack_linears(module):
         observe_layers(name, module)  # whether its code is content with layers that are packed
@@ -144,7 +160,8 @@ def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model
     return Model(
         name=name,
         module=module,
-        layer_specs=layer_specs,
+        layer_specs=layers.attention,
+        state_specs=layers.states,
         vocab_size=vocab_size,
         eos_token_ids=find_end_tokens(name, vocab_size),
         max_position=max_position_of(name, config),

@@ -23,8 +23,14 @@ from workers import attention
 from workers.attention import AttentionObserver
 from workers.errors import UnsupportedModelError, first_line
 from workers.paged_kernel import LayerSpec, ScoreRule
+from workers.recurrent import StateObserver, StateSpec, find_layers
 
-CACHED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Some have attention too.
+RECURRENT_LAYER_TYPES = frozenset({"linear_attention", "conv", "hybrid"})
+STATELESS_LAYER_TYPES = frozenset({"mlp", "moe"})
+SERVED_LAYER_TYPES = PAGED_LAYER_TYPES | RECURRENT_LAYER_TYPES | STATELESS_LAYER_TYPES
+NOT_ATTENDING = SERVED_LAYER_TYPES - PAGED_LAYER_TYPES - {"hybrid"}
 NUM_TOKENS = 2
 # Masks are looked at no farther than this; windows beyond matter to no one.
 MAX_MASK_LEN = 1 << 18
@@ -67,6 +73,7 @@ class LayerObserver(AttentionObserver):
             return value.transpose(1, 2)
         self.num_calls[index] += 1
         self.specs[index] = LayerSpec(
+            layer=index,
             num_heads=query.shape[1],
             num_kv_heads=key.shape[1],
             key_dim=key.shape[3],
@@ -142,13 +149,21 @@ def _share_storage(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
-    """Learn each attention layer's shape by running two tokens through the model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedLayers:
+    """What the layers of a model keep of a text."""
+
+    attention: tuple[LayerSpec, ...]
+    states: tuple[StateSpec, ...]
+
+
+def observe_layers(name: str, module: PreTrainedModel) -> ObservedLayers:
+    """Learn what each layer keeps of a text by running two tokens through the model.
 
     A model without weights, on the meta device, shows its shapes; its masks cannot be read.
 
     Raises: UnsupportedModelError if some layer does not pass through the attention function once,
-    keeps another state than keys and values, or attends in a way that paged attention cannot.
+    keeps what can be neither paged nor copied, or attends in a way that paged attention cannot.
     """
     config = module.config.get_text_config()
     kind = f"model {name!r} ({config.model_type})"
@@ -157,8 +172,9 @@ def observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
     observer = LayerObserver(min(context_len, MAX_MASK_LEN))
     failure: Exception | None = None
     num_logits = 0
+    states = StateObserver()
     try:
-        num_logits = _run(module, observer)
+        num_logits = _run(module, observer, states)
     except UnsupportedModelError as error:  # of the attention function
         raise UnsupportedModelError(f"{kind} cannot be served: {error}") from None
     except Exception as error:  # whatever a model's own code may raise
@@ -166,24 +182,46 @@ def observe_layers(name: str, module: PreTrainedModel) -> tuple[LayerSpec, ...]:
         observer.problems.append(
             f"fails over a paged cache ({type(error).__name__}: {first_line(error)})"
         )
-    problems = observer.problems or _count_problems(observer, config.num_hidden_layers)
+    problems = observer.problems or _count_problems(observer, config)
+    problems = problems or _state_problems(module, states, config)
     if not problems and num_logits != 1:
         problems = ["gives logits of all tokens where those of one are wanted (logits_to_keep)"]
     if problems:
         raise UnsupportedModelError(f"{kind} cannot be served: it {problems[0]}") from failure
-    return tuple(spec for _, spec in sorted(observer.specs.items()))
+    specs = tuple(spec for _, spec in sorted(observer.specs.items()))
+    return ObservedLayers(attention=specs, states=states.specs)
 
 
-def _count_problems(observer: LayerObserver, num_layers: int) -> list[str]:
-    if sorted(observer.specs) != list(range(num_layers)):
+def _count_problems(observer: LayerObserver, config: Any) -> list[str]:
+    num_layers = config.num_hidden_layers
+    attending = {n for n, kind in enumerate(_layer_types(config)) if kind not in NOT_ATTENDING}
+    if attending != set(observer.specs) or not attending:
         return [
             f"takes {len(observer.specs)} of its {num_layers} layers through transformers' "
-            "attention interface, and all of them must"
+            f"attention interface, and {len(attending) or 'some'} of them must"
         ]
     most_calls = max(observer.num_calls.values())
     if most_calls > 1:
         return [f"attends {most_calls} times in one layer, and a layer has one cache"]
     return []
+
+
+def _state_problems(module: PreTrainedModel, states: StateObserver, config: Any) -> list[str]:
+    """What is wrong with recurrent layers: all of them must keep their states in the cache."""
+    seen = {spec.key.layer for spec in states.specs}
+    unknown = seen - {layer.layer_idx for layer in find_layers(module)}
+    if odd_layers := sorted(_recurrent_layers(config) ^ seen | unknown):
+        return [f"keeps a state in layer {odd_layers[0]} in a way that is not known here"]
+    return []
+
+
+def _recurrent_layers(config: Any) -> set[int]:
+    return {n for n, kind in enumerate(_layer_types(config)) if kind in RECURRENT_LAYER_TYPES}
+
+
+def _layer_types(config: Any) -> list[str]:
+    """What the config says of each layer; "" where it says nothing."""
+    return getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
 
 
 def _check_config(kind: str, config: Any) -> None:
@@ -193,11 +231,12 @@ def _check_config(kind: str, config: Any) -> None:
             f"{kind} cannot be served: num_hidden_layers is {config.num_hidden_layers} in its "
             "config.json; it must be at least 1"
         )
-    odd_layers = set(getattr(config, "layer_types", None) or ()) - CACHED_LAYER_TYPES
+    odd_layers = set(getattr(config, "layer_types", None) or ()) - SERVED_LAYER_TYPES
     if odd_layers:
         raise UnsupportedModelError(
             f"{kind} has layers of type {' or '.join(map(repr, sorted(odd_layers)))}, whose state "
-            "cannot be paged and rolled back; only full and sliding-window attention can be served"
+            "cannot be paged and rolled back; full and sliding-window attention can be served, and "
+            "linear attention, state spaces and convolutions that transformers keeps a state of"
         )
     has_layers_without_rope = not all(getattr(config, "no_rope_layers", None) or [True])
     if getattr(config, "attn_temperature_tuning", False) and has_layers_without_rope:
@@ -207,11 +246,12 @@ def _check_config(kind: str, config: Any) -> None:
         )
 
 
-def _run(module: PreTrainedModel, observer: LayerObserver) -> int:
+def _run(module: PreTrainedModel, observer: LayerObserver, states: StateObserver) -> int:
     """Run two tokens, asking for the logits of one; returns of how many it gives them."""
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.long, device=module.device)
     # of a meta tensor, transformers cannot ask whether its positions are those of packed sequences
     has_numbers = module.device.type != "meta"
+    has_states = bool(_recurrent_layers(module.config.get_text_config()))
     with torch.inference_mode(), _masks_made_by(observer, module, is_wanted=has_numbers):
         output = module(
             input_ids=tokens,
@@ -219,6 +259,8 @@ def _run(module: PreTrainedModel, observer: LayerObserver) -> int:
             use_cache=False,
             logits_to_keep=torch.tensor([NUM_TOKENS - 1], device=module.device),
             attention_batch=observer,
+            # only where it is needed: it lets transformers make other masks
+            **({"past_key_values": states} if has_states else {}),
         )
     return int(output.logits.shape[1])
 

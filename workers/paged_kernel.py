@@ -1,6 +1,6 @@
 """What a fused attention kernel over the paged cache is given, and how one is tried before use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 class LayerSpec:
     """The shape of one attention layer's cache, as seen in the model's own forward."""
 
+    layer: int = field(compare=False)
+    """Its number in the model."""
     num_heads: int
     num_kv_heads: int
     key_dim: int

@@ -11,11 +11,13 @@ import psutil
 import torch
 from torch import Tensor
 
+from workers.cache_size import CacheNeeds, CacheShares, share_cache
 from workers.cpu import compiled_step
 from workers.cuda import graphed_step
 from workers.cuda.graphed_step import CacheShape
 from workers.errors import ConfigError
 from workers.model import Model
+from workers.state_slots import num_slots
 from workers.step_inputs import StepInputs, step_inputs
 from workers.step_plan import StepPlan
 
@@ -38,7 +40,7 @@ class CacheOptions:
     kv_cache_gib: float | None = None
     """By default a fraction of the memory that is free once the model is loaded."""
     prefix_caching: bool = True
-    """Whether sequences that begin alike share cache blocks."""
+    """Whether sequences that begin alike share cache blocks; never with recurrent layers."""
 
 
 class Ranks(Protocol):
@@ -71,10 +73,12 @@ class PagedModel:
             ranks: of the group that this process is in, if it is in one.
         """
         self.model = model
-        self.max_model_len, self.num_blocks = _size_cache(model, options)
+        self.max_model_len, shares = _size_cache(model, options)
+        self.num_blocks, self.num_states = shares.num_blocks, shares.num_states
         if ranks is not None:
             self.max_model_len = ranks.least(self.max_model_len)
             self.num_blocks = ranks.least(self.num_blocks)
+            self.num_states = ranks.least(self.num_states)
         self.block_size = options.block_size
         self._ranks = ranks
         # one block more than sequences are given: see `scratch_plan`
@@ -82,6 +86,7 @@ class PagedModel:
         for layer in self._layers:  # memory that was never written may hold NaN
             layer.keys[self.num_blocks * self.block_size :] = 0
             layer.values[self.num_blocks * self.block_size :] = 0
+        self._states = model.make_states(num_slots(self.num_states))
         self.forward: Callable[[StepInputs], Tensor] = model.forward
         """The model's own, or a compiled or recorded one in its place."""
         self.is_compiled = False
@@ -122,6 +127,7 @@ class PagedModel:
             vocab_size=self.model.vocab_size,
             block_size=self.block_size,
             device=self.model.device,
+            states=self._states,
         )
         return self.forward(inputs)
 
@@ -130,7 +136,8 @@ class PagedModel:
 
         It runs `num_tokens` new tokens, spread evenly over sequences with `context_len` tokens
         before them, or as many as a sequence may have. All of them stand in the one block that no
-        sequence is given, over and over: what is read there does not matter.
+        sequence is given, over and over: what is read there does not matter. Recurrent states begin
+        anew and go where nobody reads them.
         """
         plan = StepPlan()
         for index in range(num_sequences):
@@ -187,8 +194,8 @@ class PagedModel:
         return thread
 
 
-def _size_cache(model: Model, options: CacheOptions) -> tuple[int, int]:
-    """The longest sequence to serve and the number of blocks to allocate.
+def _size_cache(model: Model, options: CacheOptions) -> tuple[int, CacheShares]:
+    """The longest sequence to serve, and what to allocate.
 
     Raises ConfigError if `options` cannot be met.
     """
@@ -198,12 +205,16 @@ def _size_cache(model: Model, options: CacheOptions) -> tuple[int, int]:
             f"max_model_len is {max_model_len}, but {model.name!r} has positions for "
             f"{model.max_position} tokens only; use at most that"
         )
-    block_bytes = options.block_size * model.slot_bytes
     cache_bytes = _cache_bytes(model.device, options)
-    blocks_per_sequence = -(-max_model_len // options.block_size)
-    num_blocks = min(int(cache_bytes // block_bytes), blocks_per_sequence * options.max_num_seqs)
-    if num_blocks < blocks_per_sequence:
-        fitting_len = num_blocks * options.block_size
+    needs = CacheNeeds(
+        block_bytes=options.block_size * model.slot_bytes,
+        blocks_per_sequence=-(-max_model_len // options.block_size),
+        state_bytes=model.state_bytes,
+        max_num_seqs=options.max_num_seqs,
+    )
+    shares = share_cache(int(cache_bytes), needs)
+    if shares.num_blocks < needs.blocks_per_sequence:
+        fitting_len = shares.num_blocks * options.block_size
         if options.max_model_len is not None or fitting_len == 0:
             raise ConfigError(
                 f"a KV cache of {cache_bytes / GIB:.3g} GiB holds {fitting_len} tokens of "
@@ -212,7 +223,13 @@ def _size_cache(model: Model, options: CacheOptions) -> tuple[int, int]:
             )
         logger.warning("the KV cache limits max_model_len to %d of %d", fitting_len, max_model_len)
         max_model_len = fitting_len
-    return max_model_len, num_blocks
+    if 0 < shares.num_states < options.max_num_seqs:
+        logger.warning(
+            "the cache holds the recurrent states of %d sequences, fewer than max_num_seqs=%d",
+            shares.num_states,
+            options.max_num_seqs,
+        )
+    return max_model_len, shares
 
 
 def _cache_bytes(device: torch.device, options: CacheOptions) -> float:

@@ -35,9 +35,14 @@ class ScheduledRun(Generic[RequestT]):
     def sequence(self) -> CachedSequence:
         return self.item.sequence
 
+    @property
+    def committed_len(self) -> int:
+        """The length of the sequence without drafts and assumed tokens."""
+        return self.item.request.base_len + len(self.item.request.new_tokens)
+
     def record(self, tokens: Sequence[int]) -> None:
         """Note what the step has run: the tokens, and maybe drafts behind them."""
-        self.sequence.tokens += tokens
+        self.sequence.record(tokens, self.committed_len)
         if not self.is_last:
             self.item.remaining = self.item.remaining[len(self.tokens) :]
 

@@ -5,7 +5,7 @@ in a group: B sequences, Q queries each, C context slots each.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.paged_kernel import PagedKernel, VarlenBatch
+from workers.recurrent import States, StepStates, step_states
 from workers.step_plan import Chunk, StepPlan
 
 UNKNOWN_TOKEN = 0
@@ -26,6 +27,8 @@ MAX_BATCHED_QUERIES = 16
 class LayerCache:
     """Keys and values of one layer, slot by slot."""
 
+    layer: int
+    """Its number in the model."""
     keys: Tensor
     """# [num_slots, num_kv_heads, key_dim]"""
     values: Tensor
@@ -65,9 +68,10 @@ class AttentionGroup:
 
 @dataclass(slots=True, kw_only=True)
 class AttentionBatch:
-    """A step as every layer needs it."""
+    """A step as every attention layer needs it."""
 
-    layers: Sequence[LayerCache]
+    layers: Mapping[int, LayerCache]
+    """By the layer's number in the model."""
     slot_mapping: Tensor
     """The slot each new token is written to.  # [N]"""
     groups: tuple[AttentionGroup, ...] = ()
@@ -95,6 +99,8 @@ class StepInputs:
     logit_rows: Tensor
     """Which of the tokens need logits.  # [num_rows]"""
     attention: AttentionBatch
+    states: StepStates | None = None
+    """Of a model with recurrent layers."""
 
 
 def step_inputs(
@@ -104,6 +110,7 @@ def step_inputs(
     vocab_size: int,
     block_size: int,
     device: torch.device,
+    states: States | None = None,
 ) -> StepInputs:
     """The tensors of a plan; ids that a vocabulary of that size lacks become UNKNOWN_TOKEN."""
     chunks = plan.chunks
@@ -111,7 +118,8 @@ def step_inputs(
     positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
     slot_mapping = [slot for chunk in chunks for slot in _new_slots(chunk, block_size)]
     attention = AttentionBatch(
-        layers=layers, slot_mapping=torch.tensor(slot_mapping, device=device)
+        layers={layer.layer: layer for layer in layers},
+        slot_mapping=torch.tensor(slot_mapping, device=device),
     )
     if any(layer.kernel is not None for layer in layers):
         attention.varlen = _varlen_batch(chunks, device)
@@ -123,6 +131,7 @@ def step_inputs(
         positions=torch.tensor([positions], device=device),
         logit_rows=torch.tensor(plan.logit_rows, dtype=torch.long, device=device),
         attention=attention,
+        states=step_states(states, chunks, device) if states else None,
     )
 
 

@@ -68,7 +68,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         self._paged = PagedModel(model, cache, ranks)
         self._sequences = SequenceTable(
             BlockAllocator(self._paged.num_blocks, cache.block_size),
-            with_prefixes=cache.prefix_caching,
+            with_prefixes=cache.prefix_caching and not model.state_specs,
+            num_states=self._paged.num_states if model.state_specs else None,
         )
         self._backlog: Backlog[RequestT] = Backlog(self._sequences, turn_len=max_batched_tokens)
         self._max_batched_tokens = max_batched_tokens

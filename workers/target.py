@@ -101,7 +101,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             # what decides tokens, and all where log-probabilities of the prompt are wanted
             wants_all = _wants_prompt_logprobs(run)
             num_logits = len(tokens) if wants_all else _num_judged_rows(run)
-            plan.add(run.sequence, tokens, num_logits=num_logits)
+            plan.add(run.sequence, tokens, num_logits=num_logits, committed_len=run.committed_len)
         logits = self._paged.run(plan)  # [len(plan.logit_rows), vocab]
         for run in runs:
             run.record(self._run_tokens(run))
@@ -262,7 +262,9 @@ def _note_prompt_logprobs(run: Run, logits: Tensor) -> None:
     """
     request, tokens = run.item.request, run.item.request.new_tokens
     begin = run.sequence.cached_len - run.num_draft_slots - len(run.tokens) - request.base_len
-    end = min(begin + len(run.tokens) + 1, request.prompt_len - request.base_len)
+    end = max(0, min(begin + len(run.tokens) + 1, request.prompt_len - request.base_len))
+    if begin < 0:  # of a recurrent model, tokens before base_len are run again
+        logits, begin = logits[-begin:], 0
     known = tokens[begin + 1 : end]
     num_top = request.num_prompt_logprobs or 0
     run.item.prompt_logprobs += token_logprobs(logits[: len(known)], known, num_top=num_top)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from cluster.placement import Group, Placement, RankResources, place
 from cluster.plan.model_size import ModelSize
 from cluster.topology import GIB, Node
+from workers.cache_size import CacheNeeds, CacheShares, share_cache
 from workers.paged_model import FREE_MEMORY_FRACTION
 
 # What a worker takes beside weights and cache: of main memory for Python, torch and Ray (0.42 GiB
@@ -52,9 +53,20 @@ class Role:
         return -(-self.max_model_len // self.block_size)
 
     @property
+    def needs(self) -> CacheNeeds:
+        return CacheNeeds(
+            block_bytes=self.block_bytes,
+            blocks_per_sequence=self.blocks_per_sequence,
+            state_bytes=self.size.state_bytes,
+            max_num_seqs=self.max_num_seqs,
+        )
+
+    @property
     def least_cache_bytes(self) -> int:
         """The least cache that can serve."""
-        return self.block_bytes * (self.blocks_per_sequence if self.must_hold_sequence else 1)
+        if self.must_hold_sequence:
+            return self.needs.least_bytes
+        return self.needs.states_bytes(1) + self.block_bytes
 
     @property
     def fixed_bytes(self) -> int:
@@ -69,15 +81,18 @@ class Role:
         needed = self.least_cache_bytes / (self.free_fraction if self.on_gpu else 1)
         return self.fixed_bytes + round(needed)
 
-    def num_blocks(self, free_bytes: int) -> int:
-        """Blocks of a rank that finds so much free memory, as `workers.paged_model` decides."""
+    def shares(self, free_bytes: int) -> CacheShares:
+        """The cache of a rank that finds so much free memory, as `workers.paged_model` decides."""
         cache_bytes = self.kv_cache_bytes
         if cache_bytes is None:
             cache_bytes = int(max(free_bytes, 0) * self.free_fraction)
-        return min(cache_bytes // self.block_bytes, self.blocks_per_sequence * self.max_num_seqs)
+        return share_cache(cache_bytes, self.needs)
 
     def cache_bytes(self, free_bytes: int) -> int:
-        return self.num_blocks(free_bytes) * self.block_bytes
+        return self.bytes_of(self.shares(free_bytes))
+
+    def bytes_of(self, shares: CacheShares) -> int:
+        return shares.num_blocks * self.block_bytes + self.needs.states_bytes(shares.num_states)
 
     def rank_fits(self, node: Node) -> bool:
         """Whether a rank has enough memory on the node, if nothing else runs there."""
@@ -121,11 +136,20 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCache:
-    """The KV cache of a group that has found its place."""
+    """The cache of a group that has found its place."""
 
     role: Role
-    num_blocks: int
-    """Blocks of each rank: the least that any of them has memory for."""
+    shares: CacheShares
+    """Those of each rank: the least that any of them has memory for."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.shares.num_blocks
+
+    @property
+    def num_bytes(self) -> int:
+        """Of each rank."""
+        return self.role.bytes_of(self.shares)
 
     @property
     def num_tokens(self) -> int:
@@ -134,11 +158,11 @@ class GroupCache:
     @property
     def rank_bytes(self) -> int:
         """The process, its weights and its cache."""
-        return self.role.fixed_bytes + self.num_blocks * self.role.block_bytes
+        return self.role.fixed_bytes + self.num_bytes
 
     @property
     def is_enough(self) -> bool:
-        return self.num_blocks * self.role.block_bytes >= self.role.least_cache_bytes
+        return self.num_bytes >= self.role.least_cache_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +188,7 @@ def lay_out(fleet: Fleet) -> Layout:
     placement = place(groups, fleet.nodes)
     taken = _taken_of_main_memory(placement, role_of)
     caches = {
-        name: GroupCache(role=role_of[name], num_blocks=_num_blocks(role_of[name], nodes, taken))
+        name: GroupCache(role=role_of[name], shares=_shares(role_of[name], nodes, taken))
         for name, nodes in placement.nodes.items()
     }
     return Layout(placement=placement, caches=caches, overfull=_overfull(placement, caches))
@@ -180,13 +204,12 @@ def _taken_of_main_memory(placement: Placement, role_of: Mapping[str, Role]) -> 
     return taken
 
 
-def _num_blocks(role: Role, nodes: Sequence[Node], taken: Counter[Node]) -> int:
-    return min(
-        role.num_blocks(
-            memory_bytes(role, node) - (role.fixed_bytes if role.on_gpu else taken[node])
-        )
+def _shares(role: Role, nodes: Sequence[Node], taken: Counter[Node]) -> CacheShares:
+    free_bytes = min(
+        memory_bytes(role, node) - (role.fixed_bytes if role.on_gpu else taken[node])
         for node in nodes
     )
+    return role.shares(free_bytes)
 
 
 def _overfull(placement: Placement, caches: Mapping[str, GroupCache]) -> dict[Node, int]:

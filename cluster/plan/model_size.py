@@ -54,6 +54,8 @@ class ModelSize:
     weight_bytes: int
     slot_bytes: int
     """Cache bytes per token."""
+    state_bytes: int = 0
+    """Bytes of the recurrent states in one slot, of which a sequence has two."""
     max_position: int
     """The longest sequence the positions of the model allow."""
     remarks: tuple[str, ...] = ()
@@ -79,7 +81,7 @@ def size_model(
     if tp_size > 1:
         _cut_to_rank(name, module, tp_size)
     try:
-        layer_specs = observe_layers(name, module)
+        layers = observe_layers(name, module)
     except (RuntimeError, TypeError) as error:
         raise UnsupportedModelError(
             f"model {name!r} cannot be run with tensor_parallel_size={tp_size}: {first_line(error)}"
@@ -89,7 +91,8 @@ def size_model(
         dtype=str(torch_dtype).removeprefix("torch."),
         tp_size=tp_size,
         weight_bytes=sum(parameter.nbytes for parameter in module.parameters()),
-        slot_bytes=sum(spec.slot_bytes(torch_dtype) for spec in layer_specs),
+        slot_bytes=sum(spec.slot_bytes(torch_dtype) for spec in layers.attention),
+        state_bytes=sum(spec.num_bytes for spec in layers.states),
         max_position=max_position_of(name, config),
         remarks=remarks,
     )

@@ -110,9 +110,7 @@ def _shorter_sequences(fleet: Fleet) -> Remedy | None:
 def _other_cache(fleet: Fleet) -> Remedy | None:
     target, taken = fleet.target, fleet.target.kv_cache_bytes
     if taken is None:
-        taken = max(
-            (c.num_blocks * c.role.block_bytes for c in lay_out(fleet).caches.values()), default=0
-        )
+        taken = max((cache.num_bytes for cache in lay_out(fleet).caches.values()), default=0)
     elif _fits(fleet.with_target(replace(target, kv_cache_bytes=None))):
         return Remedy(change="leaving out kv_cache_gib")
     tenth = GIB // 10

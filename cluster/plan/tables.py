@@ -49,7 +49,7 @@ def _memory_rows(role: Role, layout: Layout) -> list[tuple[str, ...]]:
         if cache.role is role:
             node = min(layout.placement.nodes[name], key=lambda node: memory_bytes(role, node))
             cells = (
-                size(cache.num_blocks * role.block_bytes),
+                size(cache.num_bytes),
                 f"{cache.num_blocks:,}",
                 f"{cache.num_tokens:,}",
                 size(cache.rank_bytes),

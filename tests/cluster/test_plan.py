@@ -32,8 +32,9 @@ from cluster.plan.planning import Plan, make_plan
 from cluster.plan.tables import format_plan
 from cluster.topology import GIB
 from tandem.__main__ import main
-from tests.tiny_models import SUPPORTED, make_config, save_model
+from tests.tiny_models import RECURRENT, SUPPORTED, make_config, save_model
 from workers import attention
+from workers.cache_size import CacheShares
 from workers.drafters import model as draft_model
 from workers.drafters.model import load_draft_model
 from workers.errors import ConfigError
@@ -74,7 +75,7 @@ LAPTOP = {"name": "laptop", "num_cpus": 4, "memory_gib": 8}
 # Sizes
 
 
-@pytest.mark.parametrize("family", [*SUPPORTED, "mpt"])
+@pytest.mark.parametrize("family", [*SUPPORTED, *RECURRENT, "mpt"])
 def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     model = load_model(save_model(tmp_path, family), dtype="bfloat16", device="cpu")
     for weights in tmp_path.glob("*.safetensors"):
@@ -82,6 +83,7 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     size = size_model(str(tmp_path), dtype="bfloat16")
     assert size.weight_bytes == model.num_weight_bytes
     assert size.slot_bytes == model.slot_bytes
+    assert size.state_bytes == model.state_bytes
     assert size.max_position == model.max_position
     assert size.dtype == "bfloat16"
 
@@ -122,7 +124,7 @@ def test_each_rank_holds_what_transformers_gives_it(
     if model.config.tie_word_embeddings:  # once loaded, it is the embedding
         del local["lm_head.weight"]
     assert size.weight_bytes == sum(parameter.nbytes for parameter in local.values())
-    specs = observe_layers(family, model)
+    specs = observe_layers(family, model).attention
     assert size.slot_bytes == sum(spec.slot_bytes(torch.bfloat16) for spec in specs)
 
 
@@ -207,13 +209,15 @@ def test_a_small_draft_runs_in_fp32_on_some_cpus(
 
 @pytest.mark.parametrize("options", [{}, {"max_model_len": 100}, {"kv_cache_gib": 0.0001}])
 @pytest.mark.parametrize("free_bytes", [30_000, 90_000, GIB])
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
 def test_the_cache_has_as_many_blocks_as_a_worker_makes(
+    family: str,
     options: dict[str, float],
     free_bytes: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = save_model(tmp_path)
+    name = save_model(tmp_path, family)
     memory = SimpleNamespace(available=free_bytes)
     monkeypatch.setattr("workers.paged_model.psutil.virtual_memory", lambda: memory)
     plan = make_plan_of({"target": name, "drafter": "none", "dtype": "float32", **options}, LAPTOP)
@@ -221,11 +225,12 @@ def test_the_cache_has_as_many_blocks_as_a_worker_makes(
     cache_options = CacheOptions(**{**options, "block_size": 16})  # type: ignore[arg-type]
     model = load_model(name, dtype="float32", device="cpu")
     try:
-        num_blocks = PagedModel(model, cache_options).num_blocks
+        paged = PagedModel(model, cache_options)
     except ConfigError:  # of one sequence
         assert role.cache_bytes(free_bytes) < role.least_cache_bytes
     else:
-        assert role.num_blocks(free_bytes) == num_blocks
+        shares = CacheShares(num_blocks=paged.num_blocks, num_states=paged.num_states)
+        assert role.shares(free_bytes) == shares
 
 
 # The file

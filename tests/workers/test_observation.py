@@ -26,7 +26,7 @@ REFUSED = {
     "rwkv": ({}, "takes 0 of its 2 layers through transformers' attention interface"),
     "falcon": ({}, "attention classes of its own"),
     "bert": ({}, "in both directions"),
-    "qwen3_next": ({}, "layers of type 'linear_attention'"),
+    "recurrent_gemma": ({}, "keeps a state in layer 0 in a way that is not known"),
 }
 
 

@@ -73,10 +73,10 @@ class StepModule(nn.Module):
         values: list[Tensor],
     ) -> Tensor:
         """Shapes as in StepInputs, AttentionBatch, VarlenBatch; the caches layer by layer."""
-        layers = [
-            LayerCache(keys=layer_keys, values=layer_values, kernel=kernel)
-            for layer_keys, layer_values, kernel in zip(keys, values, self._kernels, strict=True)
-        ]
+        layers = {
+            index: LayerCache(layer=index, keys=keys[index], values=values[index], kernel=kernel)
+            for index, kernel in enumerate(self._kernels)
+        }
         varlen = VarlenBatch(
             query_starts=query_starts,
             context_lens=context_lens,
@@ -153,6 +153,8 @@ def _obstacle(model: Model, block_size: int) -> str | None:
     """Why such a model is not compiled, if it is not."""
     if model.device.type != "cpu" or model.dtype not in COMPILED_DTYPES:
         return f"forwards in {model.dtype} on {model.device.type} are not"
+    if model.state_specs:
+        return "how its recurrent layers are run depends on the step"
     if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
         return "only our fused attention is one operator to a compiler, and it is not to be had"
     return None
@@ -229,7 +231,8 @@ def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
     torch.set_num_threads(spec.num_threads)
     model = load_model(spec.model, dtype=spec.dtype, device="cpu")
     inputs = step_probe.make_inputs(model, step_probe.EXAMPLE, block_size=spec.block_size)
-    module = StepModule(model.module, [layer.kernel for layer in inputs.attention.layers])
+    layers = inputs.attention.layers.values()
+    module = StepModule(model.module, [layer.kernel for layer in layers])
     auto = torch.export.Dim.AUTO
     vector, matrix = {0: auto}, {0: auto, 1: auto}
     caches = [vector for _ in model.layer_specs]
@@ -271,8 +274,8 @@ def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
         batch.varlen.query_starts,
         batch.varlen.context_lens,
         batch.varlen.block_table,
-        [layer.keys for layer in batch.layers],
-        [layer.values for layer in batch.layers],
+        [layer.keys for layer in batch.layers.values()],
+        [layer.values for layer in batch.layers.values()],
     )
 
 

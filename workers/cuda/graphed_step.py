@@ -127,7 +127,7 @@ def _empty_inputs(cache: CacheShape, size: int, device: torch.device) -> StepInp
         max_context_len=max_blocks * cache.block_size,
     )
     batch = AttentionBatch(
-        layers=cache.layers,
+        layers={layer.layer: layer for layer in cache.layers},
         slot_mapping=zeros(size),
         varlen=varlen,
     )
@@ -143,6 +143,8 @@ def obtain(model: Model, cache: CacheShape) -> GraphedStep | None:
     """
     if model.device.type != "cuda" or any(layer.kernel is None for layer in cache.layers):
         return None  # what the gather path launches depends on the step
+    if model.state_specs:
+        return None  # so does what recurrent layers launch
     sizes = [size for size in SIZES if size <= cache.max_model_len]
     try:
         with torch.cuda.device(model.device):  # a thread begins with the first

@@ -146,7 +146,12 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         """Run the given tokens that the cache lacks; the newest decides the first draft."""
         plan = StepPlan()
         for entry in entries:
-            plan.add(entry.sequence, entry.run.tokens, num_logits=int(entry.k > 0))
+            plan.add(
+                entry.sequence,
+                entry.run.tokens,
+                num_logits=int(entry.k > 0),
+                committed_len=entry.run.committed_len,
+            )
         logits = self._paged.run(plan)
         for entry in entries:
             entry.run.record(entry.run.tokens)
@@ -156,7 +161,12 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         """Run each newest draft to get the next one."""
         plan = StepPlan()
         for entry in drafting:
-            plan.add(entry.sequence, entry.draft_tokens[-1:], num_logits=1)
+            plan.add(
+                entry.sequence,
+                entry.draft_tokens[-1:],
+                num_logits=1,
+                committed_len=entry.run.committed_len,
+            )
         logits = self._paged.run(plan)
         for entry in drafting:
             entry.run.record(entry.draft_tokens[-1:])

@@ -16,6 +16,7 @@ SEQUENCES = ((1, 1), (1, 130), (5, 70), (5, 5), (40, 100), (3, 64), (2, 65), (4,
 
 def make_spec(num_heads: int, num_kv_heads: int, key_dim: int, value_dim: int) -> LayerSpec:
     return LayerSpec(
+        layer=0,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,

@@ -52,7 +52,7 @@ def find(device: str, dtype: torch.dtype, key_dim: int, value_dim: int) -> OnDev
         if NumpyVersion(np.__version__) >= "2.4.0":
             pytest.skip("Triton's interpreter makes numbers of arrays, as NumPy 2.4 does not")
     spec = LayerSpec(
-        num_heads=6, num_kv_heads=3, key_dim=key_dim, value_dim=value_dim, is_plain=True
+        layer=0, num_heads=6, num_kv_heads=3, key_dim=key_dim, value_dim=value_dim, is_plain=True
     )
     kernel = TritonKernel.find(
         spec, block_size=BLOCK_SIZE, dtype=dtype, device=torch.device(device)
