@@ -16,7 +16,7 @@ from tandem.fuzz.rig import MODEL_NAME, Subject
 from tandem.fuzz.run import BATCH_SIZE, FuzzReport, replay, run_fuzz
 from tests.deployments.router.chat.templates import THINKING
 from tests.grammars import VOCAB_SIZE, save_grammar_model
-from workers import verification
+from workers import ratio_test, verification
 from workers.model import load_model
 from workers.sampling import SamplingRow
 from workers.step_worker import StepWorker
@@ -137,7 +137,8 @@ async def test_a_request_that_fails_is_found_and_blamed_alone(
         return sample(logits, rows, *more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(verification, "sample", fail)
+        for rules in (verification, ratio_test):
+            broken.setattr(rules, "sample", fail)
         report = await run_fuzz(subject, num_cases=BATCH_SIZE, seed=seed)
         assert [finding.cases for finding in report.findings] == [(guilty,)]
         assert json.dumps(guilty) in str(report.findings[0])
