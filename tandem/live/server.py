@@ -135,7 +135,10 @@ def _metrics_urls() -> list[str]:
 
 def _wait_until_compiled() -> None:
     """Wait until forwards are compiled: until then steps are slower."""
+    deployed = serve.status().applications["default"].deployments
     for deployment in ("TargetGroup", "DraftPool"):
+        if deployment not in deployed:  # an app without a draft model
+            continue
         worker = serve.get_deployment_handle(deployment, "default")
         while worker.status.remote().result().is_compiling:
             time.sleep(POLL_S)
