@@ -36,7 +36,7 @@ class Model:
     name: str
     module: PreTrainedModel
     layer_specs: tuple[LayerSpec, ...]
-    """Those of its attention layers."""
+    """The shapes of its attention layers."""
     vocab_size: int
     max_position: int
     """The longest sequence the positions of the model allow."""

@@ -21,7 +21,7 @@ class StateSlots:
 
     @classmethod
     def of(cls, index: int) -> "StateSlots":
-        """Those of the sequence with this number, from 0 on."""
+        """The slots of the sequence with this number, from 0 on."""
         return cls(committed=2 * index + 1, drafts=2 * index + 2)
 
 
@@ -42,6 +42,6 @@ class StateMoves:
 
     @classmethod
     def to_spare(cls, spare: int) -> "StateMoves":
-        """Those of a chunk that is no sequence's: it begins anew, and what it writes is lost."""
+        """The moves of a chunk of no sequence: it begins anew, and what it writes is lost."""
         slots = StateSlots(committed=spare, drafts=spare)
         return cls(read=BEGINNING, slots=slots, num_drafts=0)

@@ -100,7 +100,7 @@ class StepInputs:
     """Which of the tokens need logits.  # [num_rows]"""
     attention: AttentionBatch
     states: StepStates | None = None
-    """Of a model with recurrent layers."""
+    """The recurrent states, if the model has any."""
 
 
 def step_inputs(

@@ -16,7 +16,7 @@ class Chunk:
     block_table: Sequence[int]
     """Blocks for cached_len + num_new tokens, at least."""
     states: StateMoves | None = None
-    """Of a model with recurrent layers; a chunk without any writes to the spare slot."""
+    """What becomes of recurrent states, if there are any; without, the spare slot is written."""
 
 
 @dataclass(slots=True, kw_only=True)

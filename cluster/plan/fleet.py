@@ -140,7 +140,7 @@ class GroupCache:
 
     role: Role
     shares: CacheShares
-    """Those of each rank: the least that any of them has memory for."""
+    """What each rank's cache consists of: the least that any rank has memory for."""
 
     @property
     def num_blocks(self) -> int:
@@ -148,7 +148,7 @@ class GroupCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of each rank."""
+        """Bytes of the cache on each rank."""
         return self.role.bytes_of(self.shares)
 
     @property

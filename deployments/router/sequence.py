@@ -151,14 +151,14 @@ class Sequence:
         self.predicted_counts = SpeculationCounts()
         """The part of `counts` that is drafts of the client's prediction."""
         self.suspicion = Suspicion()
-        """Whether it ends the workers that run it."""
+        """Whether the sequence ends the workers that run it."""
         self.is_cancelled = False
         self.finish_reason: FinishReason | None = None
         self.error: TandemError | None = None
         self.done = asyncio.Event()
         """Set when the stream has ended, with a finish reason or an error."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        """Of the prompt's tokens from the second on, as far as they have come."""
+        """Log-probabilities of the prompt's tokens from the second on, as far as they have come."""
         self._emit = emit
         self._text = CompletionText(
             decoder,

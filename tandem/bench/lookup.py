@@ -55,7 +55,7 @@ class Way:
     name: str
     tokens_per_s: tuple[float, ...]
     texts: tuple[str, ...]
-    """Of the last repeat."""
+    """The completions of the last repeat."""
 
 
 class Transformers:

@@ -35,7 +35,7 @@ class Person(BaseModel):
 
 
 def test_forced_calls_make_objects(server: Server) -> None:
-    """Of a model that was never taught to call anything."""
+    """A model that was never taught to call anything makes them too."""
     chat = langchain_openai.ChatOpenAI(
         base_url=server.base_url, model=MODEL, max_tokens=300, seed=1, **OPTIONS
     )

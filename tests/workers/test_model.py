@@ -46,7 +46,7 @@ def random_sequences() -> list[list[int]]:
 
 
 def state_moves(index: int, num_cached: int) -> StateMoves:
-    """Those of a chunk of committed tokens."""
+    """The moves of states by a chunk of committed tokens."""
     slots = StateSlots.of(index)
     read = slots.committed if num_cached else BEGINNING
     return StateMoves(read=read, slots=slots, num_drafts=0)

@@ -33,7 +33,7 @@ def make_rows(seed: int, params: SamplingParams = SAMPLED, num_rows: int = GAMMA
 
 
 def make_logits(num_rows: int, seed: int) -> Tensor:
-    """Of so many contexts: none, and one for each first token.  # [num_rows, vocab]"""
+    """The logits behind so many contexts: none, and each first token.  # [num_rows, vocab]"""
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 1.5
 
 
@@ -95,7 +95,7 @@ def test_the_first_two_tokens_have_the_targets_law(
 def test_drafts_are_accepted_as_far_as_the_laws_overlap(
     pair: Pair, verdicts: dict[Rule, list[Verdict]]
 ) -> None:
-    """Of the first drafts sum(min(p, q)), within four standard deviations."""
+    """The first drafts are accepted with sum(min(p, q)), within four standard deviations."""
     law, p = pair.laws[0], pair.p[0].numpy()
     overlap = np.minimum(p[law.tokens], law.probabilities).sum()
     accepted = sum(verdict.num_accepted >= 1 for verdict in verdicts["rejection"]) / NUM_SEEDS
@@ -122,7 +122,7 @@ def test_a_round_is_judged_with_noise_of_its_own() -> None:
     logits[0, 0] = torch.tensor(5.0).log()  # p is 0.5
 
     def is_accepted(seed: int, first: int) -> bool:
-        """Of a draft at the position of row 1, in a round that begins at row `first`."""
+        """What is decided of a draft at row 1, in a round that begins at row `first`."""
         rows = make_rows(seed, SamplingParams())[first:]
         run = JudgedRun(draft_tokens=(0, 0)[first:], rows=rows, rule="block")
         (verdict,) = RuleOfEach().judge(logits.expand(len(rows), -1), [run])

@@ -91,7 +91,7 @@ def test_who_serves_a_batch_to_its_end_waits(model: Model, gate: threading.Event
 
 
 def test_more_grammars_than_are_kept_are_all_served(model: Model, gate: threading.Event) -> None:
-    """Those that the compiler has forgotten when their turn comes too."""
+    """Grammars that the compiler has forgotten when their turn comes are compiled again."""
     batch = [
         verify_request(f"s{i}", PROMPT[:3], with_grammar(f"a{{{i + 1}}}"))
         for i in range(MAX_COMPILED + 8)

@@ -46,7 +46,7 @@ class _Drafting:
     draft_tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     laws: list[bytes] = field(default_factory=list)
-    """Of each draft, under rules that compare laws."""
+    """The law that each draft was drawn from, under rules that compare laws."""
     has_ended: bool = False
     """Whether the model's scores decided no token, so that drafting cannot go on."""
 

@@ -148,18 +148,15 @@ def _ask(
 ) -> Turn | None:
     """A drafter's own turn; None where it has nothing to say."""
     if not isinstance(drafter, PrefetchingDrafter):
-        drafts = sound(
-            drafter.draft(sequence, max_tokens), source=drafter.source, max_tokens=max_tokens
-        )
-        return (
-            Turn(
-                sequence=sequence,
-                source=drafter.source,
-                max_tokens=len(drafts.tokens),
-                in_hand=drafts,
-            )
-            if drafts.tokens
-            else None
+        drafts = drafter.draft(sequence, max_tokens)
+        if not drafts.tokens:
+            return None
+        drafts = sound(drafts, source=drafter.source, max_tokens=max_tokens)
+        return Turn(
+            sequence=sequence,
+            source=drafter.source,
+            max_tokens=len(drafts.tokens),
+            in_hand=drafts,
         )
     offer = drafter.offer(sequence, max_tokens)
     if offer is None:

@@ -57,7 +57,7 @@ class FinishedTexts:
     def __init__(self, *, max_tokens: int = MAX_TOKENS) -> None:
         self._max_kept = max_tokens * 3 // 4
         self._max_len = max_tokens // 4
-        """Of a text, of all that wait, and of a shelf that takes another one."""
+        """The most tokens of a text, of all that wait, and of a shelf that takes one more."""
         self._shelves: OrderedDict[Share, list[_Shelf]] = OrderedDict()
         """The share that was added to last is last, and so is its newest shelf."""
         self._num_tokens = 0

@@ -21,7 +21,7 @@ from tests.deployments.serving import (
 from tests.fakes import CHARACTERS, CharacterTokenizer
 
 MAX_MODEL_LEN = 256
-"""Of the model that is served."""
+"""The longest context of the model that is served, in tokens."""
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def law_of_texts(model: Model) -> dict[tuple[int, ...], float]:
 
 
 def pvalue(texts: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Of a chi-square of the counted tokens, as they follow each other."""
+    """The p-value of a chi-square test of the counted tokens, as they follow each other."""
     counts = Counter(text[COUNTED] for text in texts)
     expected: Counter[tuple[int, ...]] = Counter()
     for text, probability in law.items():
