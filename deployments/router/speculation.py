@@ -151,7 +151,9 @@ class Speculation:
             drafter.prefetch(asked)
 
     def observe(self, observed: ObservedRound) -> None:
-        """Learn from a round."""
+        """Learn from a round, and let drafters learn."""
+        with _no_drafts_instead():
+            self._chain.learn()
         self.gamma.observe(observed)
         sources = {outcome.source for outcome in observed.outcomes}
         if not sources or sources & {drafter.source for drafter in self._chain.remote}:

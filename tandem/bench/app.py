@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from cluster import bundled
+from cluster.drafters import DRAFTERS
 from tandem.arguments import drafters, whole
 from tandem.bench.options import LoadOptions, ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
-from tandem.bench.rows import COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
+from tandem.bench.rows import AUTO, COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
 from tandem.demo.grow import grown_target
 from tandem.live.client import Load
 from tandem.live.texts import KINDS, edited, make_prompts
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tandem.live.server import LiveServer
 
 MODEL_NAME = "bench"
+PREDICTED = "predicted"
+"""The mode that drafts from what a client predicts."""
 EDIT = "edit"
 """Easy text, of which clients predict what they get with small edits."""
 DYNAMIC_MAX = 16
@@ -30,10 +33,13 @@ DYNAMIC_MAX = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(LoadOptions):
-    """Every combination of text, temperature, streams and gamma is a setting."""
+    """Every combination of text, temperature, streams, mode and gamma is a setting."""
 
     drafter: str = option("model", "the drafters of the app, like suffix,model", type=drafters)
     texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=(*KINDS, EDIT))
+    modes: tuple[str, ...] = option(
+        (AUTO,), "who drafts, of those that the app has", choices=(AUTO, *DRAFTERS, PREDICTED)
+    )
     num_prompts: int = option(8, "prompts of each load", type=whole)
 
 
@@ -108,14 +114,20 @@ def _load(options: Options, setting: Setting, server: "LiveServer") -> Load:
 
 def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
     """Measure everything once per repeat; yields the rows of all repeats until then."""
-    settings = make_settings(options)
-    # settings that differ in gamma and streams only have the same requests
+    settings = [
+        setting
+        for setting in make_settings(options, options.modes)
+        if setting.text == EDIT or setting.mode != PREDICTED
+    ]
+    # settings of one text and temperature have the same requests
     of_kind = {(each.text, each.temperature): each for each in settings}
     load_of = {kind: _load(options, each, server) for kind, each in of_kind.items()}
-    loads = {each: load_of[each.text, each.temperature].again() for each in settings}
+    loads = {
+        each: replace(load_of[each.text, each.temperature], mode=each.mode) for each in settings
+    }
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in loads}
     for setting, load in loads.items():  # the first of everything is slower
-        measure(server, setting, replace(load, prompts=load.prompts[:2]))
+        measure(server, setting, replace(load.again(), prompts=load.prompts[:2]))
     progress = tqdm(total=len(loads) * options.repeats, desc="app")
     for _ in range(options.repeats):
         for setting, load in loads.items():

@@ -11,6 +11,8 @@ from tandem.live.client import LoadResult
 from tandem.live.counters import Counters
 
 DYNAMIC: Literal["dynamic"] = "dynamic"
+AUTO = "auto"
+"""Requests that leave it to the app who drafts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,12 @@ class Setting:
     temperature: float
     concurrency: int
     gamma: int | str
+    mode: str = AUTO
+    """Which drafter may draft; AUTO where none does."""
+
+    def plain(self) -> "Setting":
+        """The same load without drafts."""
+        return replace(self, gamma=0, mode=AUTO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +72,23 @@ class Row:
     """p50, p95 and p99 of the time between two chunks of a stream, each with a round's tokens."""
 
 
-def make_settings(options: LoadOptions) -> list[Setting]:
-    """All settings; the gammas, which are compared, follow each other."""
-    return [
-        Setting(text=text, temperature=temperature, concurrency=concurrency, gamma=gamma)
+def make_settings(options: LoadOptions, modes: Sequence[str] = (AUTO,)) -> list[Setting]:
+    """All settings, in the order of their comparisons; what has no drafts comes once."""
+    settings = [
+        Setting(
+            text=text,
+            temperature=temperature,
+            concurrency=concurrency,
+            gamma=gamma,
+            mode=mode if gamma else AUTO,
+        )
         for text in options.texts
         for temperature in options.temperatures
         for concurrency in options.concurrencies
+        for mode in modes
         for gamma in options.gammas
     ]
+    return list(dict.fromkeys(settings))
 
 
 def make_rows(samples: Mapping[Setting, Sequence[Sample]]) -> list[Row]:
@@ -82,7 +98,7 @@ def make_rows(samples: Mapping[Setting, Sequence[Sample]]) -> list[Row]:
 
 def _row(setting: Setting, samples: Mapping[Setting, Sequence[Sample]]) -> Row:
     own = samples[setting]
-    plain = samples.get(replace(setting, gamma=0), ())
+    plain = samples.get(setting.plain(), ())
     counters = [sample.counters for sample in own]
     speeds = _speeds(own)
     num_tested = _total(counters, "spec_decode_num_tested_tokens")
@@ -120,7 +136,9 @@ def _best_fixed(setting: Setting, samples: Mapping[Setting, Sequence[Sample]]) -
     fixed = [
         _speeds(measured)
         for other, measured in samples.items()
-        if other.gamma != DYNAMIC and replace(other, gamma=DYNAMIC) == setting
+        if other.gamma != DYNAMIC
+        and setting.gamma == DYNAMIC
+        and other in (replace(setting, gamma=other.gamma), setting.plain())
     ]
     return max(fixed, key=median, default=())
 
@@ -157,6 +175,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "text": lambda row: row.setting.text,
     "T": lambda row: f"{row.setting.temperature:g}",
     "streams": lambda row: str(row.setting.concurrency),
+    "mode": lambda row: row.setting.mode,
     "gamma": lambda row: str(row.setting.gamma),
     "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
     "/ gamma 0": lambda row: _ratio(row.speedups),

@@ -61,6 +61,8 @@ class Load:
     temperature: float
     predictions: Sequence[str] = ()
     """What the answers are expected to be, one per prompt or none at all."""
+    mode: str = "auto"
+    """The requests' `speculation.mode`: which drafter may draft for them."""
     salt: str = field(default_factory=new_salt)
     """The requests' cache_salt: another load has another, so no prefix of it is cached."""
 
@@ -251,6 +253,8 @@ def request_body(endpoint: Endpoint, load: Load, index: int) -> dict[str, Any]:
     }
     if load.predictions:
         body["prediction"] = {"type": "content", "content": load.predictions[index]}
+    if load.mode != "auto":
+        body["speculation"] = {"mode": load.mode}
     return body
 
 

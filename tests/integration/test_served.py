@@ -27,6 +27,14 @@ from tests.integration.conftest import (
     served_texts,
     served_tokens,
 )
+from tests.integration.mixed import (
+    CHAIN,
+    answers,
+    check_that_drafts_change_nothing,
+    speculation_of,
+    token_ids,
+)
+from tests.laws import TEXT_LEN, law_of_texts, only, pvalue
 from workers.model import load_config
 
 
@@ -64,6 +72,34 @@ class TestExactness:
         num_accepted = sum(chunk.usage.accepted_prediction_tokens for chunk in chunks)
         if gamma != "dynamic":  # it drafts as much as pays here and now, which may be nothing
             assert (num_accepted > 0) == (gamma != 0)
+
+    async def test_rules_that_compare_laws_keep_the_targets(self, served: Served) -> None:
+        await served.set_gamma(3)
+        name = bundled.resolve(bundled.TARGET_NAME)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        words = [token for word in (" or", " of", " and") for token in tokenizer.encode(word)]
+        prompt, params = "the value of", only(words, temperature=2.0, presence_penalty=1.0)
+        law = law_of_texts(name, tuple(tokenizer.encode(prompt)), params)
+        asked = request(
+            prompt,
+            temperature=params.temperature,
+            presence_penalty=params.presence_penalty,
+            logit_bias={str(token): bias for token, bias in params.logit_bias},
+            n=64,
+            return_token_ids=True,
+        ) | {"max_tokens": TEXT_LEN}
+        counts = []
+        for rule in ("rejection", "block"):
+            bodies = [
+                {**asked, "seed": seed, "speculation": {"verification": rule}}
+                for seed in range(0, 13 * 64, 64)  # each completion has the next
+            ]
+            completions = await answers(served, bodies)
+            texts = [tuple(ids) for completion in completions for ids in token_ids(completion)]
+            assert pvalue(texts, law) > 1e-3, rule
+            counts += map(speculation_of, completions)
+        num_tested = sum(count["tested_tokens"] for count in counts)
+        assert 0 < sum(count["accepted_tokens"] for count in counts) < num_tested
 
     async def test_a_drafter_killed_half_way_changes_nothing(
         self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
@@ -347,6 +383,13 @@ class TestOtherApps:
         num_prompts = 4 if concurrency == 1 else 16
         tokens = await served_tokens(served, prompts[:num_prompts], concurrency=concurrency)
         assert tokens == sampled_tokens[:num_prompts]
+
+    async def test_every_way_to_draft_in_one_batch_changes_nothing(
+        self, deploy: Deploy, prompts: list[str]
+    ) -> None:
+        served = deploy(drafter=CHAIN)
+        await served.set_gamma(8)
+        await check_that_drafts_change_nothing(served, prompts)
 
     async def test_plain_decoding_is_an_app_without_drafters(
         self, deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]

@@ -20,12 +20,14 @@ from tests.integration.conftest import (
     served_texts,
     served_tokens,
 )
+from tests.integration.mixed import CHAIN, check_that_drafts_change_nothing
 
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
 TOKEN_BYTES = 2048
 """Of a rank's share of the bundled target's cache, in fp32."""
 ALL_TWICE = {
+    "drafter": CHAIN,
     "tensor_parallel_size": 2,
     "num_target_groups": 2,
     "num_router_replicas": 2,
@@ -52,6 +54,13 @@ async def test_texts_are_those_of_one_rank(
     assert all(group.num_steps for group in groups)
     assert any(group.num_preemptions for group in groups)
     assert all(drafter.num_steps for drafter in drafters)
+
+
+async def test_every_way_to_draft_in_one_batch_changes_nothing(
+    deploy: Deploy, prompts: list[str]
+) -> None:
+    served = deploy(**ALL_TWICE)
+    await check_that_drafts_change_nothing(served, prompts)
 
 
 async def statuses(served: Served, deployment: str) -> list[WorkerStatus]:

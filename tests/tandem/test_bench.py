@@ -212,6 +212,25 @@ class TestRows:
         settings = make_settings(options)
         assert len(settings) == 8
         assert [s.gamma for s in settings] == [0, "dynamic"] * 4
+        of_modes = make_settings(replace(options, concurrencies=(1,)), ["model", "suffix"])
+        assert [(s.text, s.gamma, s.mode) for s in of_modes[:3]] == [
+            ("easy", 0, "auto"),
+            ("easy", "dynamic", "model"),
+            ("easy", "dynamic", "suffix"),
+        ]
+        assert len(of_modes) == 6
+
+    def test_each_mode_is_compared_with_no_drafts_and_its_own_fixed_lengths(self) -> None:
+        dynamic = make_setting("dynamic")
+        samples = {
+            make_setting(0): [make_sample(10)],
+            replace(make_setting(4), mode="suffix"): [make_sample(50)],
+            replace(dynamic, mode="model"): [make_sample(20)],
+            replace(dynamic, mode="suffix"): [make_sample(25)],
+        }
+        _, _, model, suffix = make_rows(samples)
+        assert (model.speedups, model.beside_best) == ((2,), (2,))
+        assert (suffix.speedups, suffix.beside_best) == ((2.5,), (0.5,))
 
 
 class ScriptedServer:
@@ -280,6 +299,20 @@ class TestApp:
         assert len(measured) == 3 + 3
         assert len({tuple(load.predictions) for load in measured}) == 1
         assert measured[0].predictions
+
+    def test_each_mode_is_measured_and_predictions_where_there_are_any(
+        self, scripted: ScriptedServer, tmp_path: Path
+    ) -> None:
+        options = app.Options(
+            output=tmp_path,
+            texts=("easy", "edit"),
+            gammas=(0, 8),
+            modes=("suffix", "predicted"),
+            repeats=1,
+        )
+        app.run(options)
+        modes = ["auto", "suffix", "auto", "suffix", "predicted"]
+        assert [load.mode for load in scripted.loads[1:]] == modes * 2  # the first to warm up
 
     def test_without_a_model_none_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         started: list[dict[str, str]] = []

@@ -15,6 +15,7 @@ from deployments.router.drafting.prefetch import PrefetchingDrafter
 from deployments.router.drafting.protocol import (
     Drafter,
     DraftRequest,
+    Learner,
     LocalDrafter,
     Proposed,
     RemoteDrafter,
@@ -120,6 +121,12 @@ class DrafterChain:
         # a task of its own would start a turn of the event loop later
         parts = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         return Proposed.together(parts)
+
+    def learn(self) -> None:
+        """Let drafters go on with what they learn of all sequences, while the target computes."""
+        for drafter in self._drafters:
+            if isinstance(drafter, Learner):
+                drafter.learn()
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""

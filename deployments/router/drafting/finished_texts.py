@@ -1,8 +1,8 @@
 """What is kept of finished texts, for the drafts of later ones: bounded, the oldest are dropped.
 
 Texts are shared by sequences of one tenant and cache salt only: what another client is drafted
-would tell of them by its response times. They are read into context trees bit by bit, so that a
-long text holds up no round.
+would tell of them by its response times. They are read into context trees bit by bit, while the
+target computes, so that a long text holds up no round.
 """
 
 from array import array
@@ -16,8 +16,8 @@ from deployments.router.drafting.context_tree import ContextTree
 MAX_TOKENS = 2**18
 """Tokens of all texts that are kept, or wait to be: less than 100 MB. A quarter of them may wait,
 and a quarter is the longest text."""
-READ_AT_ONCE = 32
-"""Tokens that are read for each draft: a few tenths of a millisecond."""
+READ_AT_ONCE = 256
+"""Tokens that are read in a round: some two milliseconds."""
 SHELF_TOKENS = 16
 """Tokens that take as much memory as an empty tree."""
 KNOWN_LEN = 64

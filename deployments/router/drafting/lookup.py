@@ -115,8 +115,9 @@ class PromptLookup:
     source = SOURCE
 
     def __init__(self, *, is_last: bool = True) -> None:
-        """Unless it is the last drafter, it is silent where it is not SURE."""
-        self._least_confidence = 0.0 if is_last else SURE
+        """Unless it is the last drafter or the request's own, it is silent where it is not
+        SURE."""
+        self._is_last = is_last
         self._readers: dict[str, _Reader] = {}
         self._accuracy = MatchAccuracy()
 
@@ -135,7 +136,8 @@ class PromptLookup:
         reader.match, reader.text_len = reader.index.find(tokens), len(tokens)
         guesses = list(reader.guesses(tokens, max_tokens))
         confidences = tuple(map(self._accuracy.of, guesses))
-        if not guesses or confidences[0] < self._least_confidence:
+        is_alone = self._is_last or sequence.params.drafter == SOURCE
+        if not guesses or (confidences[0] < SURE and not is_alone):
             return NO_DRAFTS
         return DraftTokens(
             tokens=tuple(guess.token for guess in guesses), confidences=confidences, source=SOURCE

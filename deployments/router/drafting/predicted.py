@@ -98,7 +98,8 @@ class PredictedOutput:
     source = SOURCE
 
     def __init__(self, *, is_last: bool = True) -> None:
-        """Unless it is the last drafter, it is silent where it is not sure."""
+        """Unless it is the last drafter or the request's own, it is silent where it is not
+        sure."""
         self._is_last = is_last
         self._readers: dict[str, _Reader] = {}
         self._accuracy = MatchAccuracy(head_start=1)
@@ -124,7 +125,8 @@ class PredictedOutput:
             confidences=tuple(map(self._accuracy.of, guesses)),
             source=SOURCE,
         )
-        return drafts if self._is_last or is_sure(drafts, max_tokens) else NO_DRAFTS
+        is_alone = self._is_last or sequence.params.drafter == SOURCE
+        return drafts if is_alone or is_sure(drafts, max_tokens) else NO_DRAFTS
 
     def forget(self, sequence: Sequence) -> None:
         self._readers.pop(sequence.seq_id, None)

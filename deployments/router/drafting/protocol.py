@@ -42,6 +42,16 @@ class LocalDrafter(Protocol):
         ...
 
 
+@runtime_checkable
+class Learner(Protocol):
+    """A local drafter that learns of more than the sequence that it drafts for."""
+
+    def learn(self) -> None:
+        """Go on with what waits to be learnt, for few milliseconds: once a round, while the target
+        computes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """What a remote drafter says before a round about one sequence."""

@@ -43,7 +43,7 @@ class SuffixDrafter:
     source = SOURCE
 
     def __init__(self, *, is_last: bool = True, max_tokens: int = MAX_TOKENS) -> None:
-        """Unless it is the last drafter, it is silent where it is not sure.
+        """Unless it is the last drafter or the request's own, it is silent where it is not sure.
 
         `max_tokens` is how many tokens of finished texts are kept, of all sequences together.
         """
@@ -58,11 +58,15 @@ class SuffixDrafter:
         return len(self._foreseen) + len(self._own)
 
     def draft(self, sequence: Sequence, max_tokens: int) -> DraftTokens:
-        self._finished.read()
         by_others = self._by_others(sequence, max_tokens)
         by_itself = self._own.draft(sequence, max_tokens)
         drafts = max(by_itself, by_others, key=expected_len)
-        return drafts if self._is_last or is_sure(drafts, max_tokens) else NO_DRAFTS
+        is_alone = self._is_last or sequence.params.drafter == SOURCE
+        return drafts if is_alone or is_sure(drafts, max_tokens) else NO_DRAFTS
+
+    def learn(self) -> None:
+        """Go on reading the texts that have ended."""
+        self._finished.read()
 
     def forget(self, sequence: Sequence) -> None:
         """Free what is kept of the sequence; if its text has ended, others may draft from it."""

@@ -1,40 +1,26 @@
 """The rules that compare laws, through the round loop: texts have the target's law.
 
-Many seeds of one prompt, on tiny models. Texts are of three tokens only, so that each way in which
-three of them follow each other is frequent enough to be counted.
+Many seeds of one prompt, on tiny models.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM
 
 from deployments.router.drafting.protocol import sound
 from deployments.router.policy.acceptance import AcceptanceBySource
 from deployments.router.policy.gamma import Candidate, Outcome
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import Models, model_drafts, run_all, running_loop
+from tests.laws import TEXT_LEN, law_of_texts, only, pvalue
 from tests.tiny_models import save_model
-from workers.model import Model
-from workers.sampling import SamplingRow, process_logits
-from workers.types import DraftTokens, Rule, SamplingParams
+from workers.types import DraftTokens, Rule
 
 PROMPT = (5, 6, 7)
-TEXT_LEN = 6
 NUM_TEXTS = 800
-LETTERS = (11, 40, 77)
-SAMPLED = SamplingParams(
-    temperature=3.0,
-    presence_penalty=0.3,
-    logit_bias=tuple((letter, 90.0) for letter in LETTERS),
-)
-COUNTED = slice(2, 5)
-"""The tokens whose joint law is compared: of two rounds or more."""
+SAMPLED = only((11, 40, 77))
 RULES: list[Rule] = ["rejection", "block"]
 
 
@@ -45,43 +31,6 @@ def params_of(rule: Rule, *, seeds: Sequence[int] = range(NUM_TEXTS)) -> list[Ge
         )
         for seed in seeds
     ]
-
-
-def law_of_texts(model: Model) -> dict[tuple[int, ...], float]:
-    """By transformers' own forward and the definition of the parameters."""
-    module = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
-    texts: dict[tuple[int, ...], float] = {(): 1.0}
-    for length in range(TEXT_LEN):
-        with torch.inference_mode():
-            logits = module(torch.tensor([PROMPT + text for text in texts])).logits[:, -1]
-        rows = [
-            SamplingRow(
-                params=SAMPLED,
-                seed=0,
-                position=len(PROMPT) + length,
-                history=PROMPT + text,
-                prompt_len=len(PROMPT),
-            )
-            for text in texts
-        ]
-        law = process_logits(logits, rows).double().softmax(-1)
-        texts = {
-            (*text, letter): probability * float(row[letter])
-            for (text, probability), row in zip(texts.items(), law, strict=True)
-            for letter in LETTERS
-        }
-    return texts
-
-
-def pvalue(texts: Sequence[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """The p-value of a chi-square test of the counted tokens, as they follow each other."""
-    counts = Counter(text[COUNTED] for text in texts)
-    expected: Counter[tuple[int, ...]] = Counter()
-    for text, probability in law.items():
-        expected[text[COUNTED]] += probability * len(texts)
-    assert len(expected) == 27
-    assert min(expected.values()) > 5
-    return float(chisquare([counts[way] for way in expected], list(expected.values())).pvalue)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +54,7 @@ async def test_texts_have_the_targets_law(
     ):
         streams = await run_all(loop, params_of(rule), concurrency=32)
     texts = [tuple(stream.token_ids) for stream in streams]
-    assert pvalue(texts, law_of_texts(pair.target)) > 1e-3
+    assert pvalue(texts, law_of_texts(pair.target.name, PROMPT, SAMPLED)) > 1e-3
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     num_accepted = sum(outcome.num_accepted for outcome in outcomes)
     assert gamma == "dynamic" or 0 < num_accepted < sum(outcome.num_tested for outcome in outcomes)

@@ -224,6 +224,21 @@ class TestOrder:
         assert turn.remote is None  # nobody has told it of the sequence
         assert [drafter.source for drafter in turn.behind] == ["model"]
 
+    @pytest.mark.parametrize("drafter", ["prompt_lookup", "suffix", "predicted"])
+    def test_the_drafter_that_a_request_names_speaks_even_if_it_is_not_sure(
+        self, drafter: str
+    ) -> None:
+        chain = DrafterChain(
+            drafters_of("prompt_lookup,suffix,model", ScriptedDrafter(lambda _: []))
+        )
+        named = replace(
+            make_params(2), prompt=(1, 2, 3, 4, 1, 2), prediction=(2, 9), drafter=drafter
+        )
+        turn = chain.turn_of(Stream(named).sequence, 4)
+        assert turn.source == drafter
+        assert turn.in_hand.tokens
+        assert chain.turn_of(Stream(replace(named, drafter=None)).sequence, 4).source == "model"
+
     def test_nothing_is_drafted_where_there_is_no_room_or_no_one(self) -> None:
         sequence = Stream(replace(make_params(1), prompt=(1, 2) * 4)).sequence
         assert DrafterChain([PromptLookup()]).turn_of(sequence, 0).source == ""

@@ -8,6 +8,7 @@ import pytest
 
 from deployments.router.drafting import suffix
 from deployments.router.drafting.accuracy import expected_len
+from deployments.router.drafting.chain import DrafterChain
 from deployments.router.drafting.finished_texts import (
     KNOWN_LEN,
     READ_AT_ONCE,
@@ -194,13 +195,16 @@ class TestBounds:
         (tree,) = texts.trees(NOBODY)
         assert len(tree._text) == 1024
 
-    def test_a_draft_reads_a_bounded_part_of_what_waits(self) -> None:
+    def test_a_round_reads_a_bounded_part_of_what_waits_however_many_drafts_it_has(self) -> None:
         drafter = SuffixDrafter()
         finished = sequence_of(range(10_000))
         finished.is_cancelled = True
         drafter.forget(finished)
-        asking = sequence_of([1], seed=2)
-        drafter.draft(asking, 4)
+        chain = DrafterChain([drafter])
+        for _ in range(64):
+            chain.turn_of(sequence_of([1], seed=2), 4)
+        assert not drafter._finished.trees(NOBODY)
+        chain.learn()
         (tree,) = drafter._finished.trees(NOBODY)
         assert len(tree._text) == READ_AT_ONCE
 
