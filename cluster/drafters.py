@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 
-DRAFTERS = ("model", "prompt_lookup", "suffix")
+DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit")
 """What `drafter` may be a list of."""
 
 

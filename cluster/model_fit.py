@@ -23,6 +23,7 @@ from workers.errors import (
     VocabularyMismatchError,
     first_line,
 )
+from workers.first_layers import check_first_layers
 from workers.model import load_config, max_position_of
 from workers.vocabulary import check_shared_vocabulary
 
@@ -32,6 +33,9 @@ def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
     config = _read_config(args.target)
     check_tensor_parallel(args.target, config, args.tensor_parallel_size)
     _check_length(args, max_position_of(args.target, config))
+    if args.early_exit_layer is not None:
+        num_layers = config.get_text_config().num_hidden_layers
+        check_first_layers(args.target, num_layers, args.early_exit_layer)
     _check_tokenizer(args.target)
     if args.draft_model is not None:
         _read_config(args.draft_model)

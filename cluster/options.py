@@ -44,9 +44,12 @@ class AppArgs(BaseModel):
     comes with its own."""
     drafter: str = "model"
     """What guesses ahead: `model`, the draft model; `prompt_lookup`, what followed the same words
-    earlier in prompt and output, without a model; `suffix`, the same in finished texts too; or
-    several, separated by commas: the first that has something to say speaks. `none` for plain
-    decoding, but for what a client predicts itself."""
+    earlier in prompt and output, without a model; `suffix`, the same in finished texts too;
+    `early_exit`, the target's own first layers; or several, separated by commas: the first that has
+    something to say speaks. `none` for plain decoding, but for what a client predicts itself."""
+    early_exit_layer: int | None = Field(default=None, ge=1)
+    """With `drafter=early_exit`, how many of the target's first layers draft. That pays with models
+    that were trained for it, as those of LayerSkip are."""
     num_target_groups: ReplicaRange = ONE_REPLICA
     """Replicas of the target: a number, or min:max to autoscale."""
     num_draft_replicas: ReplicaRange = ONE_REPLICA
@@ -206,6 +209,18 @@ class AppArgs(BaseModel):
         if "model" not in self.drafters and self.draft is not None:
             raise ValueError(
                 f"draft={self.draft} is not used with drafter={self.drafter}; drop one of them"
+            )
+        has_early_exit = "early_exit" in self.drafters
+        if has_early_exit and self.early_exit_layer is None:
+            raise ValueError(
+                f"drafter={self.drafter} needs to know how many of the target's first layers "
+                "draft; give early_exit_layer=<their number>, which who trained the model "
+                "recommends"
+            )
+        if self.early_exit_layer is not None and not has_early_exit:
+            raise ValueError(
+                f"early_exit_layer={self.early_exit_layer} is not used with "
+                f"drafter={self.drafter}; drop it, or give drafter=early_exit"
             )
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             given, other = ("cert", "key") if self.tls_key_file is None else ("key", "cert")

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import bundled
+from tandem.arguments import whole
 from tandem.bench.cli import add_bench
 from tandem.chaos.cli import add_chaos
+from tandem.demo.early_exit import train_early_exit
 from tandem.demo.grow import GrownSize, grow_to_folder
 from tandem.demo.pair import train_pair
 from tandem.load.cli import add_load
@@ -62,6 +64,16 @@ def _add_demo(commands: Commands) -> None:
     train.add_argument("--eager", action="store_true", help="do not compile the training step")
     train.set_defaults(run=_demo_train)
 
+    early = commands.add_parser(
+        "demo-early-exit", help="train the bundled target to draft by its own first layer"
+    )
+    early.add_argument("--output", type=Path, required=True, help="folder to write to")
+    early.add_argument("--early-exit-layer", type=whole, default=1, help="the layer that drafts")
+    early.add_argument("--steps", type=whole, default=600)
+    early.add_argument("--seed", type=int, default=0)
+    early.add_argument("--eager", action="store_true", help="do not compile the training step")
+    early.set_defaults(run=_demo_early_exit)
+
     grow = commands.add_parser("demo-grow", help="grow a model without changing its function")
     grow.add_argument("--source", default=bundled.TARGET_NAME, help="a Llama to grow")
     grow.add_argument("--output", type=Path, required=True, help="folder to write to")
@@ -82,6 +94,22 @@ def _demo_train(options: argparse.Namespace) -> None:
         options.output,
         target_steps=options.target_steps,
         draft_steps=options.draft_steps,
+        seed=options.seed,
+        compile=not options.eager,
+        command=command,
+    )
+    logger.info("%s", report)
+
+
+def _demo_early_exit(options: argparse.Namespace) -> None:
+    command = (
+        f"tandem demo-early-exit --early-exit-layer {options.early_exit_layer} "
+        f"--steps {options.steps} --seed {options.seed}"
+    )
+    report = train_early_exit(
+        options.output,
+        early_exit_layer=options.early_exit_layer,
+        num_steps=options.steps,
         seed=options.seed,
         compile=not options.eager,
         command=command,

@@ -50,6 +50,8 @@ class Model:
     """What its recurrent layers keep of a sequence, if it has any."""
     text_warnings: tuple[str, ...] = ()
     """Why its texts may depend on more than its weights; see `precision`."""
+    num_first_layers: int | None = None
+    """How many of the layers these are, the first ones, if not all; see `first_layers`."""
 
     @property
     def slot_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -16,9 +16,10 @@ from workers.cpu import compiled_step
 from workers.cuda import graphed_step
 from workers.cuda.graphed_step import CacheShape
 from workers.errors import ConfigError
+from workers.first_layers import first_layers
 from workers.model import Model
 from workers.state_slots import num_slots
-from workers.step_inputs import StepInputs, step_inputs
+from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 GIB = 1024**3
 # Several workers and the operating system share main memory; a GPU belongs to one worker.
 FREE_MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.9}
+
+Forward = Callable[[StepInputs], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +69,22 @@ class Ranks(Protocol):
 class PagedModel:
     """A model's forward over the cache of its layers; in a group, this rank's shard of both."""
 
-    def __init__(self, model: Model, options: CacheOptions, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        options: CacheOptions,
+        ranks: Ranks | None = None,
+        *,
+        early_exit_layer: int | None = None,
+    ) -> None:
         """Allocate the cache, as large on all ranks; raises ConfigError if `options` cannot be met.
 
         Args:
             ranks: of the group that this process is in, if it is in one.
+            early_exit_layer: how many of the first layers can be run alone, if any can.
         """
         self.model = model
+        early = None if early_exit_layer is None else first_layers(model, early_exit_layer)
         self.max_model_len, shares = _size_cache(model, options)
         self.num_blocks, self.num_states = shares.num_blocks, shares.num_states
         if ranks is not None:
@@ -87,7 +99,8 @@ class PagedModel:
             layer.keys[self.num_blocks * self.block_size :] = 0
             layer.values[self.num_blocks * self.block_size :] = 0
         self._states = model.make_states(num_slots(self.num_states))
-        self.forward: Callable[[StepInputs], Tensor] = model.forward
+        self._early = None if early is None else _Early(early, self._layers)
+        self.forward: Forward = model.forward
         """The model's own, or a compiled or recorded one in its place."""
         self.is_compiled = False
         """Whether steps are run by a compiled forward, or by a recorded one, from now on."""
@@ -105,6 +118,11 @@ class PagedModel:
         """Whether other ranks run each step too."""
         return self._ranks is not None
 
+    @property
+    def has_early_exit(self) -> bool:
+        """Whether plans may be run by the first layers alone."""
+        return self._early is not None
+
     def run(self, plan: StepPlan, *, is_counted: bool = True) -> Tensor:
         """Run and cache the tokens of a plan, on all ranks; blocks for them must be reserved.
 
@@ -121,15 +139,19 @@ class PagedModel:
         self._ranks.follow(self._run_shard)
 
     def _run_shard(self, plan: StepPlan) -> Tensor:
+        layers, forward = self._layers, self.forward
+        if plan.is_early:
+            assert self._early is not None, "all ranks have an early exit, or none has"
+            layers, forward = self._early.layers, self._early.forward
         inputs = step_inputs(
             plan,
-            self._layers,
+            layers,
             vocab_size=self.model.vocab_size,
             block_size=self.block_size,
             device=self.model.device,
             states=self._states,
         )
-        return self.forward(inputs)
+        return forward(inputs)
 
     def scratch_plan(self, num_sequences: int, num_tokens: int, *, context_len: int) -> StepPlan:
         """A step whose time is that of a real one, and which leaves nothing behind.
@@ -159,25 +181,10 @@ class PagedModel:
         bears no other work on the device: that is done when this returns.
         """
         is_cuda = self.model.device.type == "cuda"
-        obtain: Callable[[], Callable[[StepInputs], Tensor] | None]
-        if is_cuda:
-            cache = CacheShape(
-                layers=self._layers,
-                block_size=self.block_size,
-                max_model_len=self.max_model_len,
-                spare_block=self.num_blocks,
-            )
-            obtain = partial(graphed_step.obtain, self.model, cache)
-        else:
-            obtain = partial(
-                compiled_step.obtain,
-                self.model,
-                block_size=self.block_size,
-                num_threads=torch.get_num_threads(),
-            )
+        obtain = partial(self._obtain, num_threads=torch.get_num_threads())
 
         def obtain_and_switch() -> None:
-            step = obtain()
+            step = obtain(self.model, self._layers)
             if step is not None:
                 self.forward = step
                 self.is_compiled = True
@@ -186,12 +193,40 @@ class PagedModel:
                     f"{self.model.name} has no compiled forward here, so its steps are slower; "
                     "the log says why",
                 )
+            if step is not None and self._early is not None:
+                early_step = obtain(self._early.model, self._early.layers)
+                self._early.forward = early_step or self._early.forward
 
         thread = threading.Thread(target=obtain_and_switch, name="compile", daemon=True)
         thread.start()
         if is_cuda:
             thread.join()
         return thread
+
+    def _obtain(
+        self, model: Model, layers: Sequence[LayerCache], *, num_threads: int
+    ) -> Forward | None:
+        """The forward of the model, or of its first layers, compiled or recorded."""
+        if model.device.type != "cuda":
+            return compiled_step.obtain(model, block_size=self.block_size, num_threads=num_threads)
+        cache = CacheShape(
+            layers=layers,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            spare_block=self.num_blocks,
+        )
+        return graphed_step.obtain(model, cache)
+
+
+class _Early:
+    """The first layers of a model, over their part of its cache."""
+
+    def __init__(self, model: Model, layers: Sequence[LayerCache]) -> None:
+        self.model = model
+        numbers = {spec.layer for spec in model.layer_specs}
+        self.layers = tuple(layer for layer in layers if layer.layer in numbers)
+        self.forward: Forward = model.forward
+        """The model's own, or a compiled or recorded one in its place."""
 
 
 def _size_cache(model: Model, options: CacheOptions) -> tuple[int, CacheShares]:

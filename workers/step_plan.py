@@ -28,6 +28,8 @@ class StepPlan:
     """The chunks' new tokens, flattened in order."""
     logit_rows: list[int] = field(default_factory=list)
     """Indices into `tokens` of those whose logits are wanted."""
+    is_early: bool = False
+    """Whether the first layers alone are run, for drafts by early exit."""
 
     def add(
         self,

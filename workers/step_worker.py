@@ -63,9 +63,10 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         *,
         max_batched_tokens: int,
         ranks: Ranks | None = None,
+        early_exit_layer: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._paged = PagedModel(model, cache, ranks)
+        self._paged = PagedModel(model, cache, ranks, early_exit_layer=early_exit_layer)
         self._sequences = SequenceTable(
             BlockAllocator(self._paged.num_blocks, cache.block_size),
             with_prefixes=cache.prefix_caching and not model.state_specs,

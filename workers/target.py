@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from workers.backlog import WorkItem
+from workers.drafters.early_exit import EarlyDrafting, EarlyExitDrafter
 from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
 from workers.logprobs import token_logprobs
 from workers.model import Model
@@ -18,7 +19,7 @@ from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import VERIFY_SIZES
 from workers.step_worker import StepWorker
-from workers.types import SamplingParams, TokenLogprobs, VerifyRequest, VerifyResult
+from workers.types import NO_DRAFTS, SamplingParams, TokenLogprobs, VerifyRequest, VerifyResult
 from workers.verification import JudgedRun, Verdict, VerificationRule
 
 Run = ScheduledRun[VerifyRequest]
@@ -42,6 +43,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         max_batched_tokens: int = 256,
         ranks: Ranks | None = None,
         rule: VerificationRule | None = None,
+        early_exit_layer: int | None = None,
     ) -> None:
         """Allocate the cache; raises ConfigError if it cannot be as `cache` says.
 
@@ -49,11 +51,18 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             max_batched_tokens: bounds the prefill in a step, hence how long a step can take.
             ranks: those that hold the other shards of the model.
             rule: how drafts are judged; by default as each request asks.
+            early_exit_layer: how many of the model's first layers draft for the next round; None
+                for no drafts.
         """
         super().__init__(
-            model, cache or CacheOptions(), max_batched_tokens=max_batched_tokens, ranks=ranks
+            model,
+            cache or CacheOptions(),
+            max_batched_tokens=max_batched_tokens,
+            ranks=ranks,
+            early_exit_layer=early_exit_layer,
         )
         self._rule: VerificationRule = rule or RuleOfEach()
+        self._early_exit = EarlyExitDrafter(self._paged, self._sequences, self._grammars)
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """The target's own tokens for every sequence of the batch; see `run_batch`."""
@@ -69,7 +78,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 f"token id {lowest if lowest < 0 else highest} is unknown to the model; ids go "
                 f"from 0 to {vocab_size - 1}"
             )
-        if request.next_k > 0:
+        if request.next_k > 0 and not self._paged.has_early_exit:
             raise InvalidRequestError(
                 f"next_k is {request.next_k}, but this target makes no drafts; it must be 0"
             )
@@ -115,7 +124,32 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 continue
             with self._isolated(run.sequence.seq_id):
                 results.append(self._answer(run, verdict, logits, row))
-        return results
+        return self._with_next_drafts(last, results)
+
+    def _with_next_drafts(
+        self, runs: Sequence[Run], results: list[VerifyResult]
+    ) -> list[VerifyResult]:
+        """The results, with the drafts for the next round that were asked for."""
+        asking = {run.sequence.seq_id: run for run in runs if run.item.request.next_k > 0}
+        drafting = {
+            result.seq_id: EarlyDrafting(
+                sequence=run.sequence, request=run.item.request, newest=result.tokens[-1]
+            )
+            for result in results
+            if result.tokens and (run := asking.get(result.seq_id)) is not None
+        }
+        if not drafting:
+            return results
+        started = self._clock()
+        self._early_exit.draft(list(drafting.values()))
+        drafting_s = self._clock() - started
+        drafts = {seq_id: entry.draft_tokens for seq_id, entry in drafting.items()}
+        return [
+            dataclasses.replace(
+                result, next_drafts=drafts.get(result.seq_id, NO_DRAFTS), drafting_s=drafting_s
+            )
+            for result in results
+        ]
 
     def _take_prompt_logprobs(self, runs: Sequence[Run], logits: Tensor) -> Tensor:
         """Note what the logits say of prompts; returns the rows that decide tokens.

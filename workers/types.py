@@ -221,7 +221,9 @@ class VerifyRequest(WorkRequest):
     draft_law: tuple[bytes, ...] = ()
     """See DraftTokens."""
     next_k: int = 0
-    """Drafts for the next round that the answer is to bring; no target makes any yet."""
+    """Drafts for the next round that the answer is to bring: of a target with early exit."""
+    next_stop_below: float = 0.0
+    """Where those may stop; see ProposeRequest."""
     num_logprobs: int | None = None
     """How many of the likeliest tokens to name beside each token of the answer, with
     log-probabilities. None: no log-probabilities are wanted."""
@@ -245,6 +247,8 @@ class VerifyResult(WorkResult):
     """Drafts compared with the target's own token: the accepted ones and the first rejected."""
     next_drafts: DraftTokens = NO_DRAFTS
     """At most `next_k` drafts that follow `tokens`."""
+    drafting_s: float = 0.0
+    """Seconds of the step that went into drafts for the next round, of all its sequences."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `tokens`, if they were wanted."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

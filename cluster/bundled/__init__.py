@@ -1,12 +1,18 @@
-"""Names of the bundled pair, and where it lies in whatever place this package is installed."""
+"""Names of the bundled models, and where they lie in whatever place this package is installed."""
 
 from pathlib import Path
 
 PAIR_FOLDER = Path(__file__).parent
 TARGET_NAME = "tandem-demo"
 DRAFT_NAME = "tandem-demo-draft"
+EARLY_EXIT_NAME = "tandem-demo-early-exit"
+"""The target, trained on to draft by its first layer."""
 
-_FOLDERS = {TARGET_NAME: PAIR_FOLDER / "target", DRAFT_NAME: PAIR_FOLDER / "draft"}
+_FOLDERS = {
+    TARGET_NAME: PAIR_FOLDER / "target",
+    DRAFT_NAME: PAIR_FOLDER / "draft",
+    EARLY_EXIT_NAME: PAIR_FOLDER / "early_exit",
+}
 
 
 def resolve(name: str) -> str:

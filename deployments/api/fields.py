@@ -41,12 +41,12 @@ class Speculation(RequestModel):
     """How a request's completions are drafted, and how drafts are judged."""
 
     mode: Annotated[
-        Literal["auto", "off", "model", "prompt_lookup", "suffix", "predicted"],
+        Literal["auto", "off", "model", "prompt_lookup", "suffix", "early_exit", "predicted"],
         Field(
             description="`auto` lets all drafters of the app draft, `off` none, and a name that "
             "one only; `predicted` drafts from `prediction`."
         ),
-        Takes("auto, off, model, prompt_lookup, suffix or predicted"),
+        Takes("auto, off, model, prompt_lookup, suffix, early_exit or predicted"),
         Grpc(1),
     ] = "auto"
     num_speculative_tokens: Annotated[

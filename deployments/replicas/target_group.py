@@ -42,6 +42,7 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
                 target_cache(args),
                 max_batched_tokens=args.max_num_batched_tokens or MAX_BATCHED_TOKENS[device_type],
                 ranks=group,
+                early_exit_layer=args.early_exit_layer,
             )
 
         starting = self._start(

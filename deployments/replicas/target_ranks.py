@@ -43,7 +43,12 @@ class TargetRank:
         torch.set_num_threads(num_target_threads(args))  # OpenMP counts per thread
         group = TensorParallelGroup(point, rank=rank, device_type=resolve_device(args.device).type)
         try:
-            PagedModel(load_target(args), target_cache(args), group).follow()
+            PagedModel(
+                load_target(args),
+                target_cache(args),
+                group,
+                early_exit_layer=args.early_exit_layer,
+            ).follow()
         finally:
             group.close()  # so that the other ranks do not wait for this one
 

@@ -223,7 +223,7 @@ class RoundLoop:
             members = [live for live in members if not live.sequence.is_done]
             if not members:
                 return num_prefill_tokens
-            batch = [verify_request(live.sequence, speculated.drafts) for live in members]
+            batch = [verify_request(live.sequence, speculated) for live in members]
             verify_started = self._clock()
             is_overlapped = self._speculation.prefetch(speculated)
             try:
@@ -272,6 +272,7 @@ class RoundLoop:
                 num_new = sequence.commit(result, source=draft.source)
                 num_committed += num_new
                 live.note_progress(num_new)
+                self._speculation.keep(sequence, result.next_drafts, speculated)
                 if result.num_tested:  # of drafts that there was no room for nothing is known
                     outcomes.append(outcome(sequence, draft, result, num_committed=num_new))
         return tuple(outcomes), num_committed

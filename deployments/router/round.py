@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.router.drafting import predicted
-from deployments.router.drafting.protocol import Drafts
+from deployments.router.drafting.early_exit import NextDrafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from deployments.router.speculation import Speculated
@@ -43,15 +43,18 @@ class RoundObserver(Protocol):
         ...
 
 
-def verify_request(sequence: Sequence, drafts: Drafts) -> VerifyRequest:
+def verify_request(sequence: Sequence, speculated: Speculated) -> VerifyRequest:
     base_len, params = sequence.base_len, sequence.params
-    draft = drafts.get(sequence.seq_id, NO_DRAFTS)
+    draft = speculated.drafts.get(sequence.seq_id, NO_DRAFTS)
+    ahead = speculated.ahead.get(sequence.seq_id, NextDrafts(k=0))
     return VerifyRequest(
         seq_id=sequence.seq_id,
         base_len=base_len,
         new_tokens=tuple(sequence.tokens[base_len:]),
         draft_tokens=draft.tokens,
         draft_law=draft.law,
+        next_k=ahead.k,
+        next_stop_below=ahead.stop_below,
         prompt_len=sequence.prompt_len,
         sampling=params.sampling,
         seed=params.seed,
@@ -105,6 +108,8 @@ def record_round(
     """What a round did; its times are left out for the policies where they are not clean."""
     is_prefilled = any(map(is_prefill, batch))
     is_alone = reply.num_steps == 1 and not (is_prefilled or is_beside_prompts or is_overlapped)
+    num_own = sum(len(request.new_tokens) + len(request.draft_tokens) for request in batch)
+    ahead_s = max((result.drafting_s for result in reply.results), default=0.0)
     return RoundRecord(
         reason=speculated.reason,
         outcomes=outcomes,
@@ -115,11 +120,16 @@ def record_round(
         num_committed=num_committed,
         draft_s=speculated.draft_s if speculated.is_typical else None,
         draft_compute_s=speculated.compute_s,
-        verify_s=verify_s if is_alone else None,
-        verify_compute_s=reply.compute_s,
+        verify_s=verify_s - ahead_s if is_alone else None,
+        verify_compute_s=reply.compute_s - ahead_s,
+        num_ahead=sum(request.next_k > 0 for request in batch),
+        longest_ahead=max(len(result.next_drafts.tokens) for result in reply.results),
+        ahead_s=ahead_s if is_alone and reply.num_tokens <= num_own else None,
         round_s=speculated.draft_s + verify_s,
         is_overlapped=is_overlapped,
         is_after_overlap=speculated.is_after_overlap,
         is_prefill=is_prefilled,
-        times=RoundTimes(draft_s=speculated.draft_s, verify_s=verify_s, total_s=total_s),
+        times=RoundTimes(
+            draft_s=speculated.draft_s + ahead_s, verify_s=verify_s - ahead_s, total_s=total_s
+        ),
     )

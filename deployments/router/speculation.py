@@ -1,11 +1,12 @@
 """The draft side of the rounds: how far, by whom, and which of the drafts are verified."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from deployments.router.drafting.chain import DrafterChain, Turn
+from deployments.router.drafting.early_exit import NextDrafts
 from deployments.router.drafting.overlap import Overlap
 from deployments.router.drafting.prefetch import PrefetchingDrafter, PrefetchRequest
 from deployments.router.drafting.protocol import Drafter, DraftRequest, Drafts
@@ -14,11 +15,12 @@ from deployments.router.policy.gamma import (
     Decision,
     Drafted,
     GammaController,
+    Maker,
     ObservedRound,
     Reason,
 )
 from deployments.router.sequence import Sequence as LiveSequence
-from workers.types import NO_DRAFTS
+from workers.types import NO_DRAFTS, DraftTokens
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,10 @@ class Speculated:
     """The drafts to verify."""
     prefetchable: dict[PrefetchingDrafter, list[PrefetchRequest]] = field(default_factory=dict)
     """What each remote drafter may go on with during the verification."""
+    ahead: dict[str, NextDrafts] = field(default_factory=dict)
+    """The drafts for the next round that the target is asked for, by sequence id."""
+    decision: Decision | None = None
+    """By which it is."""
     num_drafted: int = 0
     """Sequences that remote drafters were asked for in this round."""
     longest_draft: int = 0
@@ -97,18 +103,22 @@ class Speculation:
             [_candidate(turn) for turn in turns], num_prefill_tokens=num_prefill_tokens
         )
         self._last_gamma = max(decision.gammas, default=0)
-        in_hand, requests = self._take_turns(turns, decision)
+        in_hand, requests, ahead = self._take_turns(turns, decision)
         if not in_hand and not requests:
-            return Speculated(reason=decision.reason, drafts={})
+            return Speculated(reason=decision.reason, drafts={}, ahead=ahead, decision=decision)
         started = self._clock()
         proposed = await self._chain.propose(requests)
         drafts = in_hand | proposed.drafts
-        kept = self._select(decision, sequences, drafts)
+        earlier = {turn.sequence.seq_id: turn.decision for turn in turns if turn.decision}
+        kept = self._select(decision, earlier, sequences, drafts)
         wanted = [request.k for asked in requests.values() for request in asked]
         made = [len(draft.tokens) for draft in proposed.drafts.values()]
         return Speculated(
-            reason=decision.reason,
+            # of drafts that were decided about in the last round, what they bring counts there
+            reason=next(iter(earlier.values()), decision).reason,
             drafts=kept,
+            ahead=ahead,
+            decision=decision,
             prefetchable={
                 drafter: [_prefetchable(request, drafts, kept) for request in asked]
                 for drafter, asked in requests.items()
@@ -159,6 +169,15 @@ class Speculation:
         if not sources or sources & {drafter.source for drafter in self._chain.remote}:
             self._policies.overlap.observe(observed)
 
+    def keep(
+        self, sequence: LiveSequence, next_drafts: DraftTokens, speculated: Speculated
+    ) -> None:
+        """Take the drafts for the next round that have come with the target's answer."""
+        early_exit, decision = self._chain.early_exit, speculated.decision
+        if early_exit is not None and decision is not None:
+            with _no_drafts_instead():
+                early_exit.keep(sequence, next_drafts, decision)
+
     def forget(self, sequence: LiveSequence) -> None:
         """A sequence has ended."""
         self._chain.forget(sequence)
@@ -177,27 +196,49 @@ class Speculation:
         most = min(limit, sequence.num_remaining - 1, room)
         return self._chain.turn_of(sequence, most)
 
-    def _take_turns(self, turns: Sequence[Turn], decision: Decision) -> tuple[Drafts, Requests]:
-        """The drafts in hand, as far as they are wanted, and what to ask remote drafters for."""
+    def _take_turns(
+        self, turns: Sequence[Turn], decision: Decision
+    ) -> tuple[Drafts, Requests, dict[str, NextDrafts]]:
+        """The drafts in hand, as far as they are wanted, and what to ask remote drafters and the
+        target for."""
         in_hand: Drafts = {}
         requests: Requests = {}
+        ahead: dict[str, NextDrafts] = {}
         for turn, gamma, stop_below in zip(
             turns, decision.gammas, decision.stop_below, strict=True
         ):
+            if turn.is_ahead and turn.in_hand.tokens:  # what is decided is about the next round
+                in_hand[turn.sequence.seq_id] = turn.in_hand
             if gamma == 0:
                 continue
             self._chain.catch_up(turn)
-            if turn.in_hand.tokens:
+            if turn.is_ahead:
+                ahead[turn.sequence.seq_id] = NextDrafts(k=gamma, stop_below=stop_below)
+            elif turn.in_hand.tokens:
                 in_hand[turn.sequence.seq_id] = turn.in_hand.first(gamma)
             elif turn.remote is not None:
                 request = DraftRequest(sequence=turn.sequence, k=gamma, stop_below=stop_below)
                 requests.setdefault(turn.remote, []).append(request)
-        return in_hand, requests
+        return in_hand, requests, ahead
 
     def _select(
+        self,
+        decision: Decision,
+        earlier: Mapping[str, Decision],
+        sequences: Sequence[LiveSequence],
+        drafts: Drafts,
+    ) -> Drafts:
+        """The drafts that are worth verifying, each by the decision that asked for them."""
+        kept: Drafts = {}
+        decisions = {id(each): each for each in (decision, *earlier.values())}
+        for each in decisions.values():
+            own = [s for s in sequences if earlier.get(s.seq_id, decision) is each]
+            kept |= self._select_by(each, own, drafts)
+        return kept
+
+    def _select_by(
         self, decision: Decision, sequences: Sequence[LiveSequence], drafts: Drafts
     ) -> Drafts:
-        """The drafts that are worth verifying."""
         drafted = [
             Drafted(
                 seq_id=sequence.seq_id,
@@ -226,6 +267,12 @@ def _no_drafts_instead() -> Iterator[None]:
         logger.exception("the draft side has failed; the round goes on without drafts")
 
 
+def _maker_of(turn: Turn) -> Maker:
+    if turn.is_ahead:
+        return Maker.TARGET
+    return Maker.NOBODY if turn.in_hand.tokens else Maker.DRAFTER
+
+
 def _candidate(turn: Turn) -> Candidate:
     return Candidate(
         seq_id=turn.sequence.seq_id,
@@ -233,7 +280,7 @@ def _candidate(turn: Turn) -> Candidate:
         source=turn.source,
         is_sampled=turn.sequence.is_sampled,
         rule=turn.sequence.rule,
-        is_free=bool(turn.in_hand.tokens),
+        maker=_maker_of(turn),
     )
 
 

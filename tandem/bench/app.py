@@ -36,6 +36,9 @@ class Options(LoadOptions):
     """Every combination of text, temperature, streams, mode and gamma is a setting."""
 
     drafter: str = option("model", "the drafters of the app, like suffix,model", type=drafters)
+    early_exit_layer: int | None = option(
+        None, "with --drafter early_exit, how many first layers draft", type=whole
+    )
     texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=(*KINDS, EDIT))
     modes: tuple[str, ...] = option(
         (AUTO,), "who drafts, of those that the app has", choices=(AUTO, *DRAFTERS, PREDICTED)
@@ -54,7 +57,12 @@ def run(options: Options) -> str:
             f"many streams would run; give at least --num-prompts {most}"
         )
     table = ""
-    with measured_app(options, options.gammas, drafter=options.drafter) as server:
+    with measured_app(
+        options,
+        options.gammas,
+        drafter=options.drafter,
+        early_exit_layer=options.early_exit_layer,
+    ) as server:
         for rows in _repeats(options, server):
             table = markdown_table(COLUMNS, rows)
             figures = {"options": options, "rows": rows}
@@ -63,7 +71,11 @@ def run(options: Options) -> str:
 
 
 def measured_app(
-    options: ModelOptions, gammas: Sequence[int | str], *, drafter: str = "model"
+    options: ModelOptions,
+    gammas: Sequence[int | str],
+    *,
+    drafter: str = "model",
+    early_exit_layer: int | None = None,
 ) -> "AbstractContextManager[LiveServer]":
     """A live app that starts with gamma 0, whose gamma may become any of these."""
     from tandem.live.server import live_server  # needs Ray, which other subjects do without
@@ -73,6 +85,7 @@ def measured_app(
         "target": target_folder(options),
         "drafter": drafter,
         **({"draft": options.draft} if "model" in drafter.split(",") else {}),
+        **({} if early_exit_layer is None else {"early_exit_layer": str(early_exit_layer)}),
         "served_model_name": MODEL_NAME,
         "num_speculative_tokens": str(most_drafts),
         "gamma": "0",

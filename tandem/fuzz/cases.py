@@ -183,7 +183,8 @@ def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
 
 def _draw_speculation(rng: random.Random) -> Any:
     modes: list[Body] = [
-        {"mode": mode} for mode in ("off", "model", "prompt_lookup", "suffix", "predicted")
+        {"mode": mode}
+        for mode in ("off", "model", "prompt_lookup", "suffix", "early_exit", "predicted")
     ]
     rules = [{"verification": rule} for rule in get_args(Rule)]
     return rng.choice([*modes, {"num_speculative_tokens": 1}, {}, *rules])

@@ -56,8 +56,9 @@ MAX_BATCHED_TOKENS = 32
 MAX_REQUEST_BYTES = 2**20
 REST_TIMEOUT_S = 10.0
 DRAFT_TIMEOUT_S = 10.0
-DRAFTERS = ("prompt_lookup", "model", "suffix")
+DRAFTERS = ("prompt_lookup", "model", "early_exit", "suffix")
 """The suffixes last: they know texts that were written before, so that no draft would be wrong."""
+EARLY_EXIT_LAYER = 1
 OPTIONS = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=2.0)
 
 
@@ -126,9 +127,16 @@ class Rig:
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._complaints)
         cache = subject.cache
-        self._target = _LocalWorker(
-            lambda: Target(subject.target, cache, max_batched_tokens=MAX_BATCHED_TOKENS), VERIFY
-        )
+
+        def make_target() -> Target:
+            return Target(
+                subject.target,
+                cache,
+                max_batched_tokens=MAX_BATCHED_TOKENS,
+                early_exit_layer=EARLY_EXIT_LAYER,
+            )
+
+        self._target = _LocalWorker(make_target, VERIFY)
         self._draft = _LocalWorker(lambda: ModelDrafter(subject.draft, cache), PROPOSE)
         self._clients = (
             WorkerStreams(self._target, VERIFY),

@@ -20,16 +20,24 @@ from workers.target import Target
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
 TIMEOUT_S = 120.0
+EARLY_EXIT_LAYER = 2
 
 Texts = dict[str, list[list[int]]]
 
 
 def decode(name: str, tp_size: int = 1, ranks: Ranks | None = None) -> list[list[int]]:
-    target = Target(load_model(name, dtype="float32", tp_size=tp_size), CACHE, ranks=ranks)
+    model = load_model(name, dtype="float32", tp_size=tp_size)
+    early_exit_layer = None if model.state_specs else EARLY_EXIT_LAYER
+    target = Target(model, CACHE, ranks=ranks, early_exit_layer=early_exit_layer)
     for _ in range(3):  # the other ranks run along with timed steps
         target.step_table.time_one_step()
     prompt = make_prompt(1, 20)
-    texts = [generate(target, prompt, 20, sampling=sampling) for sampling in (GREEDY, SAMPLED)]
+    next_k = 3 if early_exit_layer else 0
+    texts = [
+        generate(target, prompt, 20, sampling=sampling, next_k=k)
+        for sampling in (GREEDY, SAMPLED)
+        for k in sorted({0, next_k})
+    ]
     target.release(["s"])
     return texts
 
@@ -43,7 +51,9 @@ def run_rank(rank: int, point: MeetingPoint, names: list[str], texts: "Queue[Tex
             results[name] = decode(name, tp_size=2, ranks=group)
             group.dismiss()
         else:
-            PagedModel(load_model(name, dtype="float32", tp_size=2), CACHE, group).follow()
+            model = load_model(name, dtype="float32", tp_size=2)
+            early_exit_layer = None if model.state_specs else EARLY_EXIT_LAYER
+            PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer).follow()
     if rank == 0:
         texts.put(results)
     group.close()

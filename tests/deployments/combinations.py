@@ -9,7 +9,7 @@ from tests.grammars import ARITHMETIC, PERSON
 
 Gamma = int | Literal["dynamic"]
 
-DRAFTERS = ("model", "prompt_lookup", "suffix", "suffix,model")
+DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit", "suffix,model")
 GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
 
 GREEDY = {"temperature": 0}

@@ -32,6 +32,7 @@ CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 SAMPLED = SamplingParams(temperature=0.8)
 GREEDY = SamplingParams(temperature=0.0)
 NUM_TOKENS = 40
+EARLY_EXIT_LAYER = 2
 FAST = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=30.0)
 
 
@@ -117,9 +118,15 @@ async def running_loop(
         drafters = drafters_of(
             drafter, drafts, timeout_s=draft_timeout_s, max_model_len=max_model_len
         )
-    targets = targets or LocalWorkers(
-        lambda: Target(models.target, cache, max_batched_tokens=32), num_replicas=num_targets
-    )
+    has_early_exit = "early_exit" in drafter
+
+    def make_target() -> Target:
+        early_exit_layer = EARLY_EXIT_LAYER if has_early_exit else None
+        return Target(
+            models.target, cache, max_batched_tokens=32, early_exit_layer=early_exit_layer
+        )
+
+    targets = targets or LocalWorkers(make_target, num_replicas=num_targets)
     observer = RecordingObserver()
     loop = RoundLoop(
         targets=targets,

@@ -114,7 +114,10 @@ async def local_serving(
     verification: Rule = "coupled",
 ) -> AsyncIterator[LocalServing]:
     """Serve a model, which drafts for itself unless there is another; `clock` is of its health."""
-    targets = LocalWorkers(lambda: Target(model, CACHE, max_batched_tokens=32))
+    early_exit_layer = 2 if "early_exit" in drafter else None
+    targets = LocalWorkers(
+        lambda: Target(model, CACHE, max_batched_tokens=32, early_exit_layer=early_exit_layer)
+    )
     drafts = LocalWorkers(lambda: ModelDrafter(draft or model, CACHE))
     info = next(iter(targets.replicas.values())).worker.info
     loop = RoundLoop(

@@ -20,9 +20,20 @@ from workers.errors import ConfigError
         ),
         (
             {"drafter": "magic"},
-            "drafter is 'magic'; it must be 'model', 'prompt_lookup', 'suffix', 'none' or a list "
-            "like 'suffix,model'",
+            "drafter is 'magic'; it must be 'model', 'prompt_lookup', 'suffix', 'early_exit', "
+            "'none' or a list like 'suffix,model'",
         ),
+        (
+            {"drafter": "suffix,early_exit"},
+            "drafter=suffix,early_exit needs to know how many of the target's first layers draft; "
+            "give early_exit_layer=<their number>, which who trained the model recommends",
+        ),
+        (
+            {"early_exit_layer": "4"},
+            "early_exit_layer=4 is not used with drafter=model; drop it, or give "
+            "drafter=early_exit",
+        ),
+        ({"early_exit_layer": "0"}, "early_exit_layer is '0'; it must be at least 1"),
         ({"kv_cache_gib": "nan"}, "kv_cache_gib is 'nan'; it must be a finite number"),
         ({"kv_cache_gib": "0"}, "kv_cache_gib is '0'; it must be above 0"),
         ({"recovery_timeout_s": "inf"}, "recovery_timeout_s is 'inf'; it must be a finite number"),

@@ -17,10 +17,12 @@ from tandem.demo.corpus import (
     held_out_prompts,
     train_tokenizer,
 )
+from tandem.demo.early_exit import early_exit_loss, train_early_exit
 from tandem.demo.grow import GrownSize, grow, grow_to_folder
 from tandem.demo.pair import train_pair
 from tandem.demo.training import TrainingOptions, text_loss
 from workers.errors import ConfigError
+from workers.first_layers import with_first_layers
 
 MIB = 1024**2
 TARGET = bundled.resolve(bundled.TARGET_NAME)
@@ -151,19 +153,23 @@ def test_products_are_in_bf16_only_where_there_are_kernels(
     assert (text_loss(model, tokens) == expected) != has_kernels
 
 
-def test_training_runs_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two steps of everything: files, report, progress bars. What they learn is not the point."""
+@pytest.fixture
+def _little_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little text, and small batches of it."""
     corpus = Corpus.load()
     short = next(d for d in corpus.held_out if 4_000 < len(d.text) < 10_000)
     few = Corpus(training=corpus.training[:40], held_out=(short,))
-    monkeypatch.setattr("tandem.demo.pair.Corpus.load", lambda: few)
+    monkeypatch.setattr(Corpus, "load", lambda: few)
     monkeypatch.setattr("tandem.demo.pair.NUM_CONTINUATION_BATCHES", 1)
     monkeypatch.setattr("tandem.demo.pair.CONTINUATION_BATCH_SIZE", 2)
     monkeypatch.setattr("tandem.demo.pair.NUM_AGREEMENT_PROMPTS", 1)
     small_batches = partial(TrainingOptions, batch_tokens=1024)
     monkeypatch.setattr("tandem.demo.training.TrainingOptions", small_batches)
+
+
+@pytest.mark.usefixtures("_little_training")
+def test_training_runs_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two steps of everything: files, report, progress bars. What they learn is not the point."""
     report = train_pair(
         tmp_path, target_steps=2, draft_steps=2, seed=0, compile=False, command="test"
     )
@@ -174,3 +180,26 @@ def test_training_runs_end_to_end(
     shown = capsys.readouterr().err
     assert "target: 100%" in shown
     assert "loss=" in shown
+
+
+@pytest.mark.usefixtures("_little_training")
+def test_training_to_exit_early_runs_end_to_end(tmp_path: Path) -> None:
+    report = train_early_exit(
+        tmp_path, early_exit_layer=2, num_steps=4, seed=0, compile=False, command="test"
+    )
+    assert json.loads((tmp_path / "report.json").read_text())["early_exit_layer"] == 2
+    assert report.held_out_loss < report.early_held_out_loss < 12
+    assert AutoTokenizer.from_pretrained(tmp_path).vocab_size == 4096
+
+
+def test_first_layers_learn_what_the_whole_model_says() -> None:
+    """And the whole model learns the text alone: it does not come to meet them."""
+    model = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
+    early = with_first_layers(model, 1)
+    tokens = torch.randint(0, 4096, (1, 30), generator=torch.Generator().manual_seed(0))
+    early_exit_loss(model, early, tokens).backward()
+    whole = {name: p.grad.clone() for name, p in model.model.layers[3].named_parameters()}
+    model.zero_grad()
+    text_loss(model, tokens).backward()
+    for name, parameter in model.model.layers[3].named_parameters():
+        assert torch.allclose(whole[name], parameter.grad, atol=1e-6)

@@ -32,8 +32,11 @@ def generate(
     seq_id: str = "s",
     seed: int = 1,
     forget_every: int | None = None,
+    next_k: int = 0,
 ) -> list[int]:
+    """With `next_k`, the target's own drafts follow those of `drafts`."""
     tokens, cached_len, num_rounds = list(prompt), 0, 0
+    own: tuple[int, ...] = ()
     while len(tokens) < len(prompt) + num_tokens:
         num_rounds += 1
         if forget_every and num_rounds % forget_every == 0:
@@ -42,7 +45,8 @@ def generate(
             seq_id=seq_id,
             base_len=cached_len,
             new_tokens=tuple(tokens[cached_len:]),
-            draft_tokens=tuple(drafts(seq_id, tokens)) if cached_len else (),
+            draft_tokens=(*drafts(seq_id, tokens), *own) if cached_len else (),
+            next_k=next_k,
             prompt_len=len(prompt),
             sampling=sampling,
             seed=seed,
@@ -54,5 +58,6 @@ def generate(
             continue
         cached_len = len(tokens) + result.num_accepted
         tokens += result.tokens
+        own = result.next_drafts.tokens
     target.release([seq_id])
     return tokens[len(prompt) : len(prompt) + num_tokens]

@@ -28,6 +28,7 @@ from workers import attention, step_inputs
 from workers.cpu import kernel as cpu_kernel
 from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
+from workers.first_layers import first_layers
 from workers.model import Model, load_model
 from workers.paged_kernel import PagedKernel, VarlenBatch
 from workers.precision import DTYPES
@@ -50,6 +51,8 @@ class StepSpec:
     dtype: str
     block_size: int
     num_threads: int
+    num_first_layers: int | None = None
+    """See Model."""
 
 
 class StepModule(nn.Module):
@@ -129,7 +132,11 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
             return None
         dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
         spec = StepSpec(
-            model=model.name, dtype=dtype, block_size=block_size, num_threads=num_threads
+            model=model.name,
+            dtype=dtype,
+            block_size=block_size,
+            num_threads=num_threads,
+            num_first_layers=model.num_first_layers,
         )
 
         def compile_for(output: Path) -> None:
@@ -230,6 +237,8 @@ def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
     os.nice(NICENESS)
     torch.set_num_threads(spec.num_threads)
     model = load_model(spec.model, dtype=spec.dtype, device="cpu")
+    if spec.num_first_layers is not None:
+        model = first_layers(model, spec.num_first_layers)
     inputs = step_probe.make_inputs(model, step_probe.EXAMPLE, block_size=spec.block_size)
     layers = inputs.attention.layers.values()
     module = StepModule(model.module, [layer.kernel for layer in layers])

@@ -28,7 +28,7 @@ CONFIDENCE_DIGITS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
+class Draft:
     """One draft token, and what its drafter says of it."""
 
     token: int
@@ -65,7 +65,7 @@ class _Drafting:
     def sequence(self) -> CachedSequence:
         return self.run.sequence
 
-    def add(self, draft: _Draft | None) -> None:
+    def add(self, draft: Draft | None) -> None:
         """Take the next draft; None ends drafting."""
         if draft is None:
             self.has_ended = True
@@ -188,8 +188,8 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     def _sample(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
-        drafts: dict[int, _Draft | None] = {}
-        for choose, is_coupled in ((_sample_coupled, True), (_draw, False)):
+        drafts: dict[int, Draft | None] = {}
+        for choose, is_coupled in ((sample_coupled, True), (draw, False)):
             chosen = [
                 index
                 for index, entry in enumerate(drafting)
@@ -242,29 +242,29 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         sample_with_confidence(logits, [row] * len(logits))
 
 
-def _sample_coupled(
+def sample_coupled(
     logits: Tensor,
     rows: Sequence[SamplingRow],
     round_lens: Sequence[int],  # noqa: ARG001
-) -> list[_Draft | None]:
+) -> list[Draft | None]:
     """As the target samples, with its noise."""
     tokens, confidences = sample_with_confidence(logits, rows)
     return [
         None
         if token == NO_TOKEN or not math.isfinite(confidence)
-        else _Draft(token=token, confidence=round(confidence, CONFIDENCE_DIGITS))
+        else Draft(token=token, confidence=round(confidence, CONFIDENCE_DIGITS))
         for token, confidence in zip(tokens, confidences, strict=True)
     ]
 
 
-def _draw(
+def draw(
     logits: Tensor, rows: Sequence[SamplingRow], round_lens: Sequence[int]
-) -> list[_Draft | None]:
+) -> list[Draft | None]:
     """From a law that is noted, with noise that the target does not use."""
-    drafts: list[_Draft | None] = []
+    drafts: list[Draft | None] = []
     for law, row, round_len in zip(
         draft_laws(law_logits(logits, rows)), rows, round_lens, strict=True
     ):
         bits = random_bits(row.seed, row.position, stream=Stream.DRAFT, round_len=round_len)
-        drafts.append(None if law is None else _Draft(token=law.draw(bits), law=law.pack()))
+        drafts.append(None if law is None else Draft(token=law.draw(bits), law=law.pack()))
     return drafts

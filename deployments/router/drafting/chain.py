@@ -7,7 +7,8 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from deployments.router.drafting import lookup, remote, suffix
+from deployments.router.drafting import early_exit, lookup, remote, suffix
+from deployments.router.drafting.early_exit import EarlyExit
 from deployments.router.drafting.forced import ForcedTokens
 from deployments.router.drafting.lookup import PromptLookup
 from deployments.router.drafting.predicted import PredictedOutput
@@ -23,6 +24,7 @@ from deployments.router.drafting.protocol import (
 )
 from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.drafting.suffix import SuffixDrafter
+from deployments.router.policy.gamma import Decision
 from deployments.router.sequence import Sequence
 from workers.grammar_compiler import GrammarCompiler
 from workers.types import NO_DRAFTS, DraftTokens
@@ -39,7 +41,7 @@ LOCAL_DRAFTERS: dict[str, Callable[..., LocalDrafter]] = {
 def make_drafters(
     names: SequenceOf[str], pool: PooledDrafter | None, grammars: GrammarCompiler | None = None
 ) -> list[Drafter]:
-    """The drafters of these names, of which "model" is `pool`.
+    """The drafters of these names, of which "model" is `pool`, and "early_exit" the target's own.
 
     Before them, what a client predicts is drafted, and if there are any, what `grammars` force.
     """
@@ -50,6 +52,8 @@ def make_drafters(
         if name == remote.SOURCE:
             assert pool is not None, "a draft model needs replicas"
             drafters.append(pool)
+        elif name == early_exit.SOURCE:
+            drafters.append(EarlyExit())
         else:
             drafters.append(LOCAL_DRAFTERS[name](is_last=index == len(names) - 1))
     return drafters
@@ -66,6 +70,11 @@ class Turn:
     """The most drafts that can be had."""
     in_hand: DraftTokens = NO_DRAFTS
     """The drafts of a local drafter."""
+    is_ahead: bool = False
+    """Whether `max_tokens` is of drafts that the target may be asked for, for the next round: it
+    makes them itself."""
+    decision: Decision | None = None
+    """By which such drafts in hand were asked for, in the last round."""
     remote: PrefetchingDrafter | None = None
     """The remote drafter that is ready to be asked."""
     behind: tuple[PrefetchingDrafter, ...] = ()
@@ -82,6 +91,7 @@ class DrafterChain:
             for drafter in drafters
         ]
         self.remote = tuple(d for d in self._drafters if isinstance(d, PrefetchingDrafter))
+        self.early_exit = next((d for d in drafters if isinstance(d, EarlyExit)), None)
         self._silenced: set[tuple[str, str]] = set()
         """Sequence id and source where a drafter has raised: it would again."""
 
@@ -154,6 +164,8 @@ def _ask(
     drafter: LocalDrafter | PrefetchingDrafter, sequence: Sequence, max_tokens: int
 ) -> Turn | None:
     """A drafter's own turn; None where it has nothing to say."""
+    if isinstance(drafter, EarlyExit):
+        return _ask_early_exit(drafter, sequence, max_tokens)
     if not isinstance(drafter, PrefetchingDrafter):
         drafts = drafter.draft(sequence, max_tokens)
         if not drafts.tokens:
@@ -174,4 +186,20 @@ def _ask(
         max_tokens=min(offer.max_tokens, max_tokens),
         remote=drafter if offer.is_ready else None,
         behind=() if offer.is_ready else (drafter,),
+    )
+
+
+def _ask_early_exit(drafter: EarlyExit, sequence: Sequence, max_tokens: int) -> Turn | None:
+    """The turn of the target's own drafts: some may have come, and others be asked for."""
+    drafts = drafter.draft(sequence, max_tokens)
+    num_ahead = drafter.most_ahead(sequence, max_tokens)
+    if not drafts.tokens and not num_ahead:
+        return None
+    return Turn(
+        sequence=sequence,
+        source=drafter.source,
+        max_tokens=num_ahead,
+        in_hand=drafts,
+        decision=drafter.decision_about(sequence) if drafts.tokens else None,
+        is_ahead=True,
     )

@@ -77,7 +77,7 @@ class DynamicGamma:
                 num_samples=max(2, NUM_SAMPLES // len(candidates)),
                 optimism=OPTIMISM if self._is_idle else 0.0,
             ),
-            [candidate.is_free for candidate in candidates],
+            [candidate.maker for candidate in candidates],
             self._latency,
             self._prompts(num_prefill_tokens),
         )

@@ -7,10 +7,21 @@ became of them (`observe`), perhaps only when the next round is under way.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Protocol
 
 from workers.types import Rule, StepTime
+
+
+class Maker(Enum):
+    """Who makes the drafts of a sequence, which is what they cost."""
+
+    NOBODY = "nobody"
+    """They are in hand."""
+    DRAFTER = "drafter"
+    """A drafter that is asked before the verification."""
+    TARGET = "target"
+    """The target itself, behind a verification, for the next round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +37,8 @@ class Candidate:
     """Whether its tokens are drawn, not the likeliest ones."""
     rule: Rule = "coupled"
     """The rule by which its drafts are judged."""
-    is_free: bool = False
-    """Whether its `max_gamma` drafts are in hand: making them takes no time."""
+    maker: Maker = Maker.DRAFTER
+    """Who makes them; if it is the target, they are those of the round after the coming one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +126,13 @@ class ObservedRound:
     """The part of `verify_s` that the target spent in steps; the rest is the hop."""
     round_s: float
     """Seconds of drafting and verifying, clean or not."""
+    num_ahead: int = 0
+    """Sequences that the target was asked to draft for itself, for their next round."""
+    longest_ahead: int = 0
+    """Tokens of the longest of those drafts."""
+    ahead_s: float | None = None
+    """Seconds that the target spent on them, which count neither as drafting nor as verifying. None
+    if others may have been drafted for too."""
     is_overlapped: bool = False
     """Whether drafters went on during the verification."""
     is_after_overlap: bool = False

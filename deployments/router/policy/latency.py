@@ -1,12 +1,14 @@
 """Seconds of a draft and of a verification, by what they run.
 
     draft(n, steps)   = draft_hop + steps * draft_factor * D(n)
+    ahead(n, steps)   = steps * ahead_factor * T(n, n)
     verify(n, tokens) = verify_hop + factor * T(n, tokens)
 
 T and D are the workers' own measured tables of their steps, by sequences and tokens. A factor
 follows how much slower steps are than the table says (other load, long contexts), a hop what a call
 takes beside its steps. Rounds without drafts have a factor of their own: where router and workers
-share cores, the texts of the last round are written out during their step.
+share cores, the texts of the last round are written out during their step. A target that drafts by
+its own first layers takes some share of a whole step for each draft.
 
 A target without a table gets the straight line through what its rounds took, a drafter a constant.
 """
@@ -223,6 +225,7 @@ class Latency:
         self._draft_factor = Follower(1.0 if draft_steps else LEAST_S)
         """Without a table, the seconds of a step."""
         self._draft_hop = Follower(LEAST_S)
+        self._ahead_factor = Follower(LEAST_S)
 
     @property
     def is_known(self) -> bool:
@@ -237,6 +240,17 @@ class Latency:
         """
         step_s = self._draft_factor.value * self._draft_steps(num_sequences)
         return self._draft_hop.value + step_s * np.asarray(num_steps, dtype=float)
+
+    def ahead_s(self, num_sequences: int, num_steps: ArrayLike) -> Floats:
+        """Seconds until the target has made so many drafts itself for each of these sequences;
+        nearly nothing while nothing is known, so that it is found out.
+
+        Shapes: [any] steps -> [any] seconds.
+        """
+        step_s = self._ahead_factor.value * float(
+            self._target.seconds(num_sequences, num_sequences)
+        )
+        return step_s * np.asarray(num_steps, dtype=float)
 
     def verify_s(
         self, num_sequences: int, num_tokens: ArrayLike, *, is_after_drafting: ArrayLike = True
@@ -256,6 +270,9 @@ class Latency:
             steps_s = observed.longest_draft * self._draft_steps(observed.num_drafted)
             self._draft_factor.observe(observed.draft_compute_s / steps_s)
             self._draft_hop.observe(observed.draft_s - observed.draft_compute_s)
+        if observed.ahead_s is not None and observed.longest_ahead > 0:
+            whole_s = float(self._target.seconds(observed.num_ahead, observed.num_ahead))
+            self._ahead_factor.observe(observed.ahead_s / (observed.longest_ahead * whole_s))
         if observed.verify_s is not None and observed.num_tokens > 0:
             self._target.hop.observe(observed.verify_s - observed.verify_compute_s)
             self._target.observe(

@@ -17,12 +17,13 @@ the prompt may come.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from deployments.router.policy.gamma import Maker
 from deployments.router.policy.latency import Floats, Latency
 
 NUM_THRESHOLDS = 16
@@ -64,6 +65,7 @@ class Plan:
     least_survival: float = 1.0
     """Drafts that survive with less probability are not expected to be worth their time."""
     draft_s: float = 0.0
+    """Seconds of drafting, whoever does it."""
     time_s: float
     """Seconds of drafting and verifying."""
     num_expected: float
@@ -83,28 +85,27 @@ class Plan:
 
 def best_plan(
     survival: Floats,
-    is_free: Sequence[bool],
+    makers: Sequence[Maker],
     latency: Latency,
     prompts: Prompts,
 ) -> Plan:
     """The drafts that make the most of their time, or lose the least.
 
-    Where some drafts are free, in hand already, asking others for theirs may not pay.
+    Where some drafts are in hand already, having others made may not pay.
     Shapes: survival [sequences, samples, depth], the probability that the first 1, 2, ... drafts
     are accepted, in equally likely cases; 0 where no draft may be.
     """
-    plan = _plan(survival, is_free, latency, prompts)
-    if all(is_free) or not any(is_free):
+    plan = _plan(survival, makers, latency, prompts)
+    is_free = np.array([maker is Maker.NOBODY for maker in makers])
+    if is_free.all() or not is_free.any():
         return plan
-    only_free = np.where(np.array(is_free)[:, None, None], survival, 0.0)
-    return max(
-        plan, _plan(only_free, is_free, latency, prompts), key=lambda plan: plan.tokens_per_s
-    )
+    only_free = np.where(is_free[:, None, None], survival, 0.0)
+    return max(plan, _plan(only_free, makers, latency, prompts), key=lambda plan: plan.tokens_per_s)
 
 
 def _plan(
     survival: Floats,
-    is_free: Sequence[bool],
+    makers: Sequence[Maker],
     latency: Latency,
     prompts: Prompts,
 ) -> Plan:
@@ -128,10 +129,11 @@ def _plan(
     chances = np.where(is_taken, survival, 0.0).mean(axis=2).sum(axis=1)
     expected = num_sequences + chances.cumsum(axis=1)  # [thresholds, longest], as all below
     num_own = num_sequences + shares.sum(axis=1).cumsum(axis=1)
-    draft_s = _draft_s(shares[:, ~np.array(is_free)], latency)
+    draft_s = _making_s(shares, makers, Maker.DRAFTER, latency.draft_s)
+    made_s = draft_s + _making_s(shares, makers, Maker.TARGET, latency.ahead_s)
 
     def times_s(num_others: Floats | float) -> Floats:
-        return draft_s + latency.verify_s(
+        return made_s + latency.verify_s(
             num_sequences, num_own + num_others, is_after_drafting=draft_s > 0.0
         )
 
@@ -147,7 +149,7 @@ def _plan(
     return Plan(
         gammas=np.count_nonzero(shares[best, :, : last + 1], axis=1).tolist(),
         least_survival=float(thresholds[best]),
-        draft_s=float(draft_s[best, last]),
+        draft_s=float(made_s[best, last]),
         time_s=float(all_s[best, last]) if gains[best, last] > -math.inf else math.inf,
         num_expected=float(expected[best, last]),
         plain_s=plain_s,
@@ -175,18 +177,28 @@ def _thresholds(survival: Floats) -> Floats:
     return chosen
 
 
-def _draft_s(shares: Floats, latency: Latency) -> Floats:
+def _making_s(
+    shares: Floats,
+    makers: Sequence[Maker],
+    maker: Maker,
+    seconds: Callable[[int, Floats], Floats],
+) -> Floats:
     """Seconds of drafting that ends at a longest draft, and for each sequence with the first draft
-    below a threshold: a step is run as long as any sequence goes on.
+    below a threshold: a step is run as long as any sequence of this maker's goes on.
 
+    `seconds` is how long so many steps for so many sequences take.
     Shapes: shares [thresholds, sequences, depth] of cases that are above -> [thresholds, depth]
     """
+    own = [index for index, each in enumerate(makers) if each is maker]
+    if not own:
+        return np.zeros(shares.shape[::2])
+    shares = shares[:, own]
     _, num_sequences, depth = shares.shape
     goes_on = 1.0 - np.prod(1.0 - shares[:, :, : depth - 1], axis=1)
     num_steps = 1.0 + np.pad(goes_on.cumsum(axis=1), ((0, 0), (1, 0)))
     is_asked = shares[:, :, :1].any(axis=1)
-    draft_s: Floats = is_asked * latency.draft_s(num_sequences, num_steps)
-    return draft_s
+    making_s: Floats = is_asked * seconds(num_sequences, num_steps)
+    return making_s
 
 
 def worth_verifying(survival: Sequence[Sequence[float]], plan: Plan, latency: Latency) -> list[int]:

@@ -38,7 +38,15 @@ from workers.paged_model import CacheOptions
 from workers.types import DraftTokens, SamplingParams
 
 NUM_COPIED = 300
-LISTS = ["prompt_lookup", "prompt_lookup,model", "model,prompt_lookup", "suffix", "suffix,model"]
+LISTS = [
+    "prompt_lookup",
+    "prompt_lookup,model",
+    "model,prompt_lookup",
+    "suffix",
+    "suffix,model",
+    "early_exit",
+    "prompt_lookup,early_exit",
+]
 DOCS = Path(__file__).parents[4] / "docs" / "drafting.md"
 CODE = """
 class Account:

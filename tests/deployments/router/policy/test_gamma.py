@@ -6,7 +6,15 @@ from statistics import mean
 import pytest
 
 from deployments.router.policy.controller import DynamicGamma
-from deployments.router.policy.gamma import Candidate, FixedGamma, GammaController
+from deployments.router.policy.gamma import (
+    Candidate,
+    FixedGamma,
+    GammaController,
+    Maker,
+    ObservedRound,
+    Outcome,
+    Reason,
+)
 from deployments.router.policy.planner import DELAY_SHARE
 from tests.deployments.router.policy.machines import (
     BLOCKS,
@@ -315,8 +323,30 @@ def test_new_step_times_are_believed_at_once() -> None:
 def test_drafts_in_hand_are_verified_where_asking_for_drafts_would_not_pay() -> None:
     controller = DynamicGamma(**replace(CPU, draft_step=100).measured())
     candidates = [
-        Candidate(seq_id="free", max_gamma=4, source="prompt_lookup", is_free=True),
+        Candidate(seq_id="free", max_gamma=4, source="prompt_lookup", maker=Maker.NOBODY),
         Candidate(seq_id="remote", max_gamma=4),
     ]
     decisions = [controller.choose(candidates, num_prefill_tokens=0) for _ in range(3)]
     assert decisions[-1].gammas == [4, 0]
+
+
+@pytest.mark.parametrize(("share", "pays"), [(0.05, True), (1.0, False)])
+def test_the_target_drafts_itself_where_its_first_layers_are_few(share: float, pays: bool) -> None:
+    """For a share of a whole step's time each, drafts that are right with 0.7."""
+    controller = DynamicGamma(**GPU.measured())
+    whole_s = controller._latency.verify_s(1, 1, is_after_drafting=False)
+    outcome = Outcome(
+        seq_id="s", source="early_exit", num_draft_tokens=4, num_tested=3, num_accepted=2,
+        num_committed=3,
+    )  # fmt: skip
+    observed = ObservedRound(
+        reason=Reason.BEST, outcomes=(outcome,), num_sequences=1, num_drafted=0, longest_draft=0,
+        num_tokens=5, num_committed=3, draft_s=None, draft_compute_s=0.0, verify_s=None,
+        verify_compute_s=0.0, round_s=0.1, num_ahead=1, longest_ahead=4,
+        ahead_s=4 * share * float(whole_s),
+    )  # fmt: skip
+    candidate = Candidate(seq_id="s", max_gamma=4, source="early_exit", maker=Maker.TARGET)
+    for _ in range(30):
+        controller.observe(observed)
+    decisions = [controller.choose([candidate], num_prefill_tokens=0) for _ in range(3)]
+    assert any(decisions[-1].gammas) is pays

@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from deployments.router.policy.gamma import Maker, ObservedRound, Reason
 from deployments.router.policy.latency import Latency
 from deployments.router.policy.planner import (
     DELAY_SHARE,
@@ -52,10 +53,14 @@ def time_s(gammas: tuple[int, ...], latency: Latency, num_beside: float = 0) -> 
 
 
 def plan_of(
-    survival: Survival, latency: Latency, *, is_free: bool = False, prompts: Prompts = NO_PROMPTS
+    survival: Survival,
+    latency: Latency,
+    *,
+    maker: Maker = Maker.DRAFTER,
+    prompts: Prompts = NO_PROMPTS,
 ) -> Plan:
     samples = np.array(survival)[:, None, :]
-    return best_plan(samples, [is_free] * len(survival), latency, prompts)
+    return best_plan(samples, [maker] * len(survival), latency, prompts)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -96,9 +101,42 @@ def test_free_drafts_cost_their_verification_only(seed: int) -> None:
         num_tokens = NUM_SEQUENCES + sum(gammas)
         return expected(survival, gammas) / float(latency.verify_s(NUM_SEQUENCES, num_tokens))
 
-    plan = plan_of(survival, latency, is_free=True)
+    plan = plan_of(survival, latency, maker=Maker.NOBODY)
     assert plan.tokens_per_s == pytest.approx(max(map(rate, ALL_GAMMAS)))
     assert plan.draft_s == 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_of_the_target_cost_its_own_time(seed: int) -> None:
+    survival, latency = make_survival(seed), make_latency(seed)
+    latency.observe(own_drafts(num_sequences=NUM_SEQUENCES, longest=2, ahead_s=0.004))
+
+    def rate(gammas: tuple[int, ...]) -> float:
+        ahead_s = 0.002 * max(gammas)
+        verify_s = float(latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(gammas)))
+        return expected(survival, gammas) / (ahead_s + verify_s)
+
+    plan = plan_of(survival, latency, maker=Maker.TARGET)
+    assert plan.tokens_per_s == pytest.approx(max(map(rate, ALL_GAMMAS)))
+
+
+def test_drafts_of_both_are_made_one_after_the_other() -> None:
+    latency = make_latency(3)
+    latency.observe(own_drafts(num_sequences=1, longest=1, ahead_s=0.0015))
+    survival = np.array([[[0.9, 0.8]], [[0.9, 0.8]]])
+    plan = best_plan(survival, [Maker.DRAFTER, Maker.TARGET], latency, NO_PROMPTS)
+    assert plan.gammas == [2, 2]
+    assert plan.draft_s == pytest.approx(0.003 + float(latency.draft_s(1, 2)))
+
+
+def own_drafts(*, num_sequences: int, longest: int, ahead_s: float) -> ObservedRound:
+    """A round for whose next one the target has drafted."""
+    return ObservedRound(
+        reason=Reason.BEST, outcomes=(), num_sequences=num_sequences, num_drafted=0,
+        longest_draft=0, num_tokens=num_sequences, num_committed=num_sequences, draft_s=None,
+        draft_compute_s=0.0, verify_s=None, verify_compute_s=0.0, round_s=0.01,
+        num_ahead=num_sequences, longest_ahead=longest, ahead_s=ahead_s,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("num_waiting", [6, 40])
@@ -130,7 +168,7 @@ def test_a_plan_counts_with_choosing_later() -> None:
     sure, hopeless = [0.99] * 2, [0.1, 0.01]
 
     def plan(cases: list[list[float]]) -> Plan:
-        return best_plan(np.array([cases] * 8), [False] * 8, latency, NO_PROMPTS)
+        return best_plan(np.array([cases] * 8), [Maker.DRAFTER] * 8, latency, NO_PROMPTS)
 
     mixed = plan([sure, hopeless])
     assert mixed.gammas == [2] * 8
@@ -145,7 +183,7 @@ def test_a_plan_counts_with_drafters_that_stop() -> None:
     latency = Latency(target_steps=target, draft_steps=draft)
     sure, hopeless = [0.97**k for k in range(1, 17)], [0.1 * 0.01**k for k in range(16)]
     survival = np.array([[sure] + [hopeless] * 4])
-    plan = best_plan(survival, [False], latency, NO_PROMPTS)
+    plan = best_plan(survival, [Maker.DRAFTER], latency, NO_PROMPTS)
     assert plan.gammas == [16]
     assert 0.1 < plan.least_survival <= sure[-1]
 
@@ -166,6 +204,8 @@ def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
 def test_nothing_to_draft_is_no_plan_to_draft() -> None:
     latency = make_latency(0)
     for shape in ((2, 1, 4), (2, 1, 0)):
-        plan = best_plan(np.zeros(shape), [False] * 2, latency, Prompts(num_tokens=9, most=64))
+        plan = best_plan(
+            np.zeros(shape), [Maker.DRAFTER] * 2, latency, Prompts(num_tokens=9, most=64)
+        )
         assert not any(plan.gammas)
         assert worth_verifying([[], []], plan, latency) == [0, 0]
