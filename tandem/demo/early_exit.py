@@ -56,13 +56,18 @@ def train_early_exit(
     def loss(model: PreTrainedModel, batch: Tensor) -> Tensor:
         return early_exit_loss(model, early, batch)
 
-    def evaluate(model: PreTrainedModel) -> float:
-        return training.held_out_loss(model, held_out, window_len=512)
+    def evaluate(model: PreTrainedModel, num_tokens: int | None = None) -> float:
+        return training.held_out_loss(model, held_out[:num_tokens], window_len=512)
 
     options = training.TrainingOptions(
-        num_steps=num_steps, learning_rate=2e-3, weight_decay=0.1, seed=seed, compile=compile
+        num_steps=num_steps,
+        learning_rate=3e-3,
+        weight_decay=0.1,
+        batch_tokens=2048,  # little is to be learnt, and that in many steps
+        seed=seed,
+        compile=compile,
     )
-    training.train(model, tokens, loss, evaluate, options, "early exit")
+    training.train(model, tokens, loss, lambda _: evaluate(early, 2**13), options, "early exit")
     model = save_model(model, folder)
     tokenizer.save_pretrained(folder)
     early = with_first_layers(model, early_exit_layer)

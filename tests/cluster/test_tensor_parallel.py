@@ -20,23 +20,27 @@ from workers.target import Target
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
 TIMEOUT_S = 120.0
-EARLY_EXIT_LAYER = 2
+EXITING_EARLY = ("llama", "gemma2", "mixtral")
+"""Families that decode with their own drafts too."""
 
 Texts = dict[str, list[list[int]]]
 
 
+def early_exit_layer_of(name: str) -> int | None:
+    return 2 if Path(name).name in EXITING_EARLY else None
+
+
 def decode(name: str, tp_size: int = 1, ranks: Ranks | None = None) -> list[list[int]]:
     model = load_model(name, dtype="float32", tp_size=tp_size)
-    early_exit_layer = None if model.state_specs else EARLY_EXIT_LAYER
+    early_exit_layer = early_exit_layer_of(name)
     target = Target(model, CACHE, ranks=ranks, early_exit_layer=early_exit_layer)
     for _ in range(3):  # the other ranks run along with timed steps
         target.step_table.time_one_step()
     prompt = make_prompt(1, 20)
-    next_k = 3 if early_exit_layer else 0
     texts = [
-        generate(target, prompt, 20, sampling=sampling, next_k=k)
+        generate(target, prompt, 20, sampling=sampling, next_k=next_k)
         for sampling in (GREEDY, SAMPLED)
-        for k in sorted({0, next_k})
+        for next_k in ((0, 3) if early_exit_layer else (0,))
     ]
     target.release(["s"])
     return texts
@@ -52,8 +56,7 @@ def run_rank(rank: int, point: MeetingPoint, names: list[str], texts: "Queue[Tex
             group.dismiss()
         else:
             model = load_model(name, dtype="float32", tp_size=2)
-            early_exit_layer = None if model.state_specs else EARLY_EXIT_LAYER
-            PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer).follow()
+            PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name)).follow()
     if rank == 0:
         texts.put(results)
     group.close()

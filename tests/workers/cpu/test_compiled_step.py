@@ -83,11 +83,16 @@ def test_compiled_logits_are_the_same_in_any_batch(family: str, dtype: str, tmp_
 
 @needs_compiler
 def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> None:
-    """One compiled forward serves all weights of a shape, and a running sequence goes on."""
+    """One compiled forward serves all weights of a shape, and a running sequence goes on.
+
+    One of the first layers drafts beside it.
+    """
     plain = Target(make_model(tmp_path), CACHE)
-    target = Target(make_model(tmp_path), CACHE)
+    target = Target(make_model(tmp_path), CACHE, early_exit_layer=1)
     target.start_compiling().join()
     assert isinstance(target._paged.forward, CompiledStep)
+    assert target._paged._early is not None
+    assert isinstance(target._paged._early.forward, CompiledStep)
     for seed in range(4):
         prompt = make_prompt(seed, 10 + 7 * seed)
         for sampling in (GREEDY, SAMPLED):
@@ -95,6 +100,7 @@ def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> Non
             assert generate(target, prompt, 40, sampling=sampling) == expected
             drafted = generate(target, prompt, 40, sampling=sampling, drafts=random_drafts(3, seed))
             assert drafted == expected
+            assert generate(target, prompt, 40, sampling=sampling, next_k=3) == expected
 
 
 @needs_compiler

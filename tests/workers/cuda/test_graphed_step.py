@@ -4,6 +4,7 @@ Recordings themselves need CUDA: tests/workers/cuda/test_gpu.py.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,8 @@ def test_texts_are_the_same(sampling: object, tmp_path: Path) -> None:
     name = save_model(tmp_path)
     cache = CacheOptions(block_size=BLOCK_SIZE, max_num_seqs=8)
     plain, target = (
-        Target(load_model(name, dtype="float32", device="cpu"), cache) for _ in range(2)
+        Target(load_model(name, dtype="float32", device="cpu"), cache, early_exit_layer=1)
+        for _ in range(2)
     )
     paged = target._paged
     shape = CacheShape(
@@ -100,12 +102,16 @@ def test_texts_are_the_same(sampling: object, tmp_path: Path) -> None:
         spare_block=target.info.num_blocks,
     )
     paged.forward = GraphedStep(paged.model, shape, call_again, SIZES)
+    early = paged._early
+    assert early is not None
+    early.forward = GraphedStep(early.model, replace(shape, layers=early.layers), call_again, SIZES)
     for seed in range(4):
         prompt = make_prompt(seed, 10 + 7 * seed)
         expected = generate(plain, prompt, 40, sampling=sampling)
         assert generate(target, prompt, 40, sampling=sampling) == expected
         drafted = generate(target, prompt, 40, sampling=sampling, drafts=random_drafts(3, seed))
         assert drafted == expected
+        assert generate(target, prompt, 40, sampling=sampling, next_k=3) == expected
 
 
 @needs_kernel
