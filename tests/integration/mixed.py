@@ -11,8 +11,9 @@ from tests.integration.conftest import Served, request
 
 NUM_REQUESTS = 40
 NUM_TOKENS = 24
-CHAIN = "prompt_lookup,suffix,model"
-"""The option `drafter` of an app that serves them."""
+CHAIN = "prompt_lookup,suffix,model,early_exit"
+OPTIONS: dict[str, Any] = {"drafter": CHAIN, "early_exit_layer": 2}
+"""Of an app that serves them."""
 SPECULATIONS: tuple[dict[str, Any], ...] = (
     {},
     *[{"mode": name} for name in CHAIN.split(",")],

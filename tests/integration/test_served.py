@@ -28,7 +28,7 @@ from tests.integration.conftest import (
     served_tokens,
 )
 from tests.integration.mixed import (
-    CHAIN,
+    OPTIONS,
     answers,
     check_that_drafts_change_nothing,
     speculation_of,
@@ -387,7 +387,7 @@ class TestOtherApps:
     async def test_every_way_to_draft_in_one_batch_changes_nothing(
         self, deploy: Deploy, prompts: list[str]
     ) -> None:
-        served = deploy(drafter=CHAIN)
+        served = deploy(**OPTIONS)
         await served.set_gamma(8)
         await check_that_drafts_change_nothing(served, prompts)
 

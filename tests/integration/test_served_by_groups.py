@@ -20,14 +20,14 @@ from tests.integration.conftest import (
     served_texts,
     served_tokens,
 )
-from tests.integration.mixed import CHAIN, check_that_drafts_change_nothing
+from tests.integration.mixed import OPTIONS, check_that_drafts_change_nothing
 
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
 TOKEN_BYTES = 2048
 """Of a rank's share of the bundled target's cache, in fp32."""
 ALL_TWICE = {
-    "drafter": CHAIN,
+    **OPTIONS,
     "tensor_parallel_size": 2,
     "num_target_groups": 2,
     "num_router_replicas": 2,
