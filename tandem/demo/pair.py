@@ -73,8 +73,8 @@ def train_pair(
         compile=compile,
     )
     training.train(target, tokens, training.text_loss, evaluate, options, "target")
-    target = _save(target, folder / "target")
-    _save_tokenizer(tokenizer, folder / "target")
+    target = save_model(target, folder / "target")
+    save_tokenizer(tokenizer, folder / "target")
 
     continuations = generate_continuations(target, tokens, seed=seed)
 
@@ -91,7 +91,7 @@ def train_pair(
     )
     both = np.concatenate([tokens, continuations])
     training.train(draft, both, distil, evaluate, options, "draft")
-    draft = _save(draft, folder / "draft")
+    draft = save_model(draft, folder / "draft")
 
     report = PairReport(
         command=command,
@@ -170,7 +170,7 @@ def _generate(
     return output
 
 
-def _save(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
+def save_model(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     """Write bf16 weights; return the model as anybody will load it, in fp32."""
     bf16: Any = model.to(torch.bfloat16)  # type: ignore[arg-type]
     bf16.save_pretrained(folder)
@@ -178,7 +178,7 @@ def _save(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     return saved
 
 
-def _save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     make_tokenizer: Any = PreTrainedTokenizerFast
     make_tokenizer(
         tokenizer_object=tokenizer,

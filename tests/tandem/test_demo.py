@@ -19,8 +19,10 @@ from tandem.demo.corpus import (
 )
 from tandem.demo.grow import GrownSize, grow, grow_to_folder
 from tandem.demo.pair import train_pair
+from tandem.demo.retokenize import retokenize_draft
 from tandem.demo.training import TrainingOptions, text_loss
 from workers.errors import ConfigError
+from workers.vocabulary import compare_vocabularies
 
 MIB = 1024**2
 TARGET = bundled.resolve(bundled.TARGET_NAME)
@@ -151,13 +153,17 @@ def test_products_are_in_bf16_only_where_there_are_kernels(
     assert (text_loss(model, tokens) == expected) != has_kernels
 
 
+def small_corpus() -> Corpus:
+    corpus = Corpus.load()
+    short = next(d for d in corpus.held_out if 4_000 < len(d.text) < 10_000)
+    return Corpus(training=corpus.training[:40], held_out=(short,))
+
+
 def test_training_runs_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two steps of everything: files, report, progress bars. What they learn is not the point."""
-    corpus = Corpus.load()
-    short = next(d for d in corpus.held_out if 4_000 < len(d.text) < 10_000)
-    few = Corpus(training=corpus.training[:40], held_out=(short,))
+    few = small_corpus()
     monkeypatch.setattr("tandem.demo.pair.Corpus.load", lambda: few)
     monkeypatch.setattr("tandem.demo.pair.NUM_CONTINUATION_BATCHES", 1)
     monkeypatch.setattr("tandem.demo.pair.CONTINUATION_BATCH_SIZE", 2)
@@ -174,3 +180,34 @@ def test_training_runs_end_to_end(
     shown = capsys.readouterr().err
     assert "target: 100%" in shown
     assert "loss=" in shown
+
+
+class TestRetokenize:
+    def test_a_permuted_draft_says_the_same_in_other_ids(self, tmp_path: Path) -> None:
+        retokenize_draft(tmp_path, vocab_size=None, num_steps=0, seed=0, compile=False)
+        tokenizers = [AutoTokenizer.from_pretrained(name) for name in (TARGET, tmp_path)]
+        drafts = [LlamaForCausalLM.from_pretrained(name) for name in (DRAFT, tmp_path)]
+        ids = [tokenizer("def f(x):\n    return ").input_ids for tokenizer in tokenizers]
+        assert ids[0] != ids[1]
+        new_of = torch.tensor(
+            tokenizers[1].convert_tokens_to_ids(tokenizers[0].convert_ids_to_tokens(range(4096)))
+        )
+        with torch.no_grad():
+            ours, theirs = (
+                draft(torch.tensor([tokens])).logits
+                for draft, tokens in zip(drafts, ids, strict=True)
+            )
+        assert torch.allclose(ours.float(), theirs[..., new_of].float(), atol=1e-3)
+        assert drafts[1].config.eos_token_id == tokenizers[1].eos_token_id
+        assert compare_vocabularies(TARGET, str(tmp_path)).method == "intersection"
+
+    def test_a_new_tokenizer_is_another(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        few = small_corpus()
+        monkeypatch.setattr("tandem.demo.retokenize.Corpus.load", lambda: few)
+        retokenize_draft(tmp_path, vocab_size=400, num_steps=1, seed=0, compile=False)
+        found = compare_vocabularies(TARGET, str(tmp_path))
+        assert found.method == "retokenize"
+        assert found.token_map is not None
+        assert found.token_map.share_of_draft > 0.8
