@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from tqdm import tqdm
 
@@ -18,6 +18,7 @@ from tandem.live.client import Load
 from tandem.live.texts import KINDS, edited, make_prompts
 from workers.errors import ConfigError
 from workers.model import load_config
+from workers.types import HeterogeneousVocab
 
 if TYPE_CHECKING:
     from tandem.live.server import LiveServer
@@ -36,6 +37,9 @@ class Options(LoadOptions):
     """Every combination of text, temperature, streams, mode and gamma is a setting."""
 
     drafter: str = option("model", "the drafters of the app, like suffix,model", type=drafters)
+    heterogeneous_vocab: HeterogeneousVocab = option(
+        "auto", "how a draft with another tokenizer drafts", choices=get_args(HeterogeneousVocab)
+    )
     texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=(*KINDS, EDIT))
     modes: tuple[str, ...] = option(
         (AUTO,), "who drafts, of those that the app has", choices=(AUTO, *DRAFTERS, PREDICTED)
@@ -54,7 +58,12 @@ def run(options: Options) -> str:
             f"many streams would run; give at least --num-prompts {most}"
         )
     table = ""
-    with measured_app(options, options.gammas, drafter=options.drafter) as server:
+    with measured_app(
+        options,
+        options.gammas,
+        drafter=options.drafter,
+        heterogeneous_vocab=options.heterogeneous_vocab,
+    ) as server:
         for rows in _repeats(options, server):
             table = markdown_table(COLUMNS, rows)
             figures = {"options": options, "rows": rows}
@@ -63,7 +72,11 @@ def run(options: Options) -> str:
 
 
 def measured_app(
-    options: ModelOptions, gammas: Sequence[int | str], *, drafter: str = "model"
+    options: ModelOptions,
+    gammas: Sequence[int | str],
+    *,
+    drafter: str = "model",
+    heterogeneous_vocab: HeterogeneousVocab = "auto",
 ) -> "AbstractContextManager[LiveServer]":
     """A live app that starts with gamma 0, whose gamma may become any of these."""
     from tandem.live.server import live_server  # needs Ray, which other subjects do without
@@ -72,6 +85,7 @@ def measured_app(
     app_options = {
         "target": target_folder(options),
         "drafter": drafter,
+        "heterogeneous_vocab": heterogeneous_vocab,
         **({"draft": options.draft} if "model" in drafter.split(",") else {}),
         "served_model_name": MODEL_NAME,
         "num_speculative_tokens": str(most_drafts),
