@@ -21,7 +21,7 @@ from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E
 from deployments.api.field_table import rows as field_rows  # noqa: E402
 from deployments.metrics import rows as metric_rows  # noqa: E402
 from deployments.router.request_log import __doc__ as request_log_table  # noqa: E402
-from tests.deployments.combinations import DRAFTERS, combinations  # noqa: E402
+from tests.deployments.combinations import TRIED, combinations  # noqa: E402
 from tests.tiny_models import RARE, RECURRENT, SUPPORTED  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
 
@@ -99,7 +99,7 @@ def models() -> str:
 
 def what_works() -> str:
     """What the test suite tries together, each feature greedily and sampled."""
-    return table(("feature", *(f"`drafter={name}`" for name in DRAFTERS)), combinations())
+    return table(("feature", *(f"`{option}`" for option in TRIED)), combinations())
 
 
 def tree() -> str:

@@ -27,3 +27,5 @@ class FoundModel(BaseModel):
     """Tokens of all sequences that the cache holds."""
     max_model_len: int
     """The longest sequence, in tokens."""
+    vocabulary: str = ""
+    """What is done with a draft's tokens that are not the target's."""

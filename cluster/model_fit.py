@@ -25,7 +25,7 @@ from workers.errors import (
 )
 from workers.first_layers import check_first_layers
 from workers.model import load_config, max_position_of
-from workers.vocabulary import check_shared_vocabulary
+from workers.vocabulary import compare_vocabularies
 
 
 def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
@@ -37,9 +37,10 @@ def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
         num_layers = config.get_text_config().num_hidden_layers
         check_first_layers(args.target, num_layers, args.early_exit_layer)
     _check_tokenizer(args.target)
+    vocabulary = ""
     if args.draft_model is not None:
         _read_config(args.draft_model)
-        _check_vocabulary(args.target, args.draft_model)
+        vocabulary = _compare_vocabularies(args, args.draft_model)
     if machine is None:
         return ()
     node = _node(machine)
@@ -57,7 +58,10 @@ def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
     if plan.problems:
         raise ConfigError(f"this does not fit: {'; '.join(plan.problems)}")
     _check_cache(args, plan)
-    return tuple(_found(plan, role) for role in plan.fleet.roles)
+    return tuple(
+        _found(plan, role, vocabulary=vocabulary if role.name == "draft" else "")
+        for role in plan.fleet.roles
+    )
 
 
 def _read_config(name: str) -> PreTrainedConfig:
@@ -118,9 +122,13 @@ def _check_tokenizer(name: str) -> None:
         ) from error
 
 
-def _check_vocabulary(target: str, draft: str) -> None:
+def _compare_vocabularies(args: AppArgs, draft: str) -> str:
+    """What is done with the draft's tokens; nothing to say if they are the target's."""
+    target = args.target
     try:
-        check_shared_vocabulary(bundled.resolve(target), bundled.resolve(draft))
+        return compare_vocabularies(
+            bundled.resolve(target), bundled.resolve(draft), args.heterogeneous_vocab
+        ).description
     except VocabularyMismatchError as error:  # of bundled models it knows the folders
         message = str(error).replace(bundled.resolve(target), target)
         raise VocabularyMismatchError(message.replace(bundled.resolve(draft), draft)) from None
@@ -145,7 +153,7 @@ def _plan_config(args: AppArgs, node: NodeKind) -> PlanConfig:
         raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
-def _found(plan: Plan, role: Role) -> FoundModel:
+def _found(plan: Plan, role: Role, *, vocabulary: str) -> FoundModel:
     cache = plan.layout.caches[f"{role.name} 0"]
     return FoundModel(
         name=role.size.name,
@@ -154,4 +162,5 @@ def _found(plan: Plan, role: Role) -> FoundModel:
         cache_bytes=cache.num_bytes,
         num_cache_tokens=cache.num_tokens,
         max_model_len=min(role.max_model_len, cache.num_tokens),
+        vocabulary=vocabulary,
     )

@@ -22,7 +22,7 @@ from cluster.drafters import read_drafters
 from cluster.option_errors import option_sentence
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
-from workers.types import Rule
+from workers.types import HeterogeneousVocab, Rule
 
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
@@ -40,8 +40,12 @@ class AppArgs(BaseModel):
     """The model that decides every token: a Hugging Face id or a folder. By default the bundled
     demo model."""
     draft: str | None = None
-    """The model that guesses ahead; its tokens must be those of the target. The bundled target
-    comes with its own."""
+    """The model that guesses ahead. The bundled target comes with its own."""
+    heterogeneous_vocab: HeterogeneousVocab = "auto"
+    """What is done with a draft model that has other tokens than the target. `intersection`: it
+    drafts only tokens that both have. `retokenize`: it drafts text, which the target's tokenizer
+    cuts into tokens. `auto`: the tokens are taken as they are if the vocabularies agree, else the
+    intersection if at least half of each is in the other, else texts are tokenized again."""
     drafter: str = "model"
     """What guesses ahead: `model`, the draft model; `prompt_lookup`, what followed the same words
     earlier in prompt and output, without a model; `suffix`, the same in finished texts too;
@@ -202,9 +206,9 @@ class AppArgs(BaseModel):
             )
         if "model" in self.drafters and self.draft_model is None:
             raise ValueError(
-                f"target={self.target} needs a draft model: give draft=<a smaller model with the "
-                "same vocabulary>, drafter=prompt_lookup to guess from the text itself, or "
-                "drafter=none for plain decoding"
+                f"target={self.target} needs a draft model: give draft=<a smaller model>, "
+                "drafter=prompt_lookup to guess from the text itself, or drafter=none for plain "
+                "decoding"
             )
         if "model" not in self.drafters and self.draft is not None:
             raise ValueError(

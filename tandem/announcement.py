@@ -38,7 +38,7 @@ def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
 def _described(model: FoundModel) -> str:
     return (
         f"{model.name}, {model.dtype}, {size(model.weight_bytes)} of weights and up to "
-        f"{size(model.cache_bytes)} of KV cache"
+        f"{size(model.cache_bytes)} of KV cache{model.vocabulary and '; '}{model.vocabulary}"
     )
 
 

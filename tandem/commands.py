@@ -13,6 +13,7 @@ from tandem.chaos.cli import add_chaos
 from tandem.demo.early_exit import train_early_exit
 from tandem.demo.grow import GrownSize, grow_to_folder
 from tandem.demo.pair import train_pair
+from tandem.demo.retokenize import retokenize_draft
 from tandem.load.cli import add_load
 from tandem.plan import add_plan
 from tandem.subjects import with_default_subject
@@ -84,6 +85,17 @@ def _add_demo(commands: Commands) -> None:
     grow.add_argument("--seed", type=int, default=0)
     grow.set_defaults(run=_demo_grow)
 
+    other = commands.add_parser(
+        "demo-retokenize", help="give the bundled draft another tokenizer, to try such drafts"
+    )
+    other.add_argument("--output", type=Path, required=True, help="folder to write to")
+    other.add_argument("--permute", action="store_true", help="the same tokens with other ids")
+    other.add_argument("--vocab-size", type=int, default=3000, help="tokens of a new tokenizer")
+    other.add_argument("--steps", type=int, default=1000, help="of training with a new tokenizer")
+    other.add_argument("--seed", type=int, default=0)
+    other.add_argument("--eager", action="store_true", help="do not compile the training step")
+    other.set_defaults(run=_demo_retokenize)
+
 
 def _demo_train(options: argparse.Namespace) -> None:
     command = (
@@ -115,6 +127,16 @@ def _demo_early_exit(options: argparse.Namespace) -> None:
         command=command,
     )
     logger.info("%s", report)
+
+
+def _demo_retokenize(options: argparse.Namespace) -> None:
+    retokenize_draft(
+        options.output,
+        vocab_size=None if options.permute else options.vocab_size,
+        num_steps=options.steps,
+        seed=options.seed,
+        compile=not options.eager,
+    )
 
 
 def _demo_grow(options: argparse.Namespace) -> None:

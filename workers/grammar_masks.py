@@ -5,10 +5,10 @@ from them where it was lost. What a step runs ahead, drafts that may be rejected
 and taken back by the next step as far as other tokens were committed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,10 +18,18 @@ from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
-from workers.kv_cache import CachedSequence
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+
+class GrammarText(Protocol):
+    """A sequence whose output has to match a grammar; what is kept of it goes by its identity."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Its tokens so far, prompt first, and drafts behind them."""
+        ...
 
 
 class GrammarMasks:
@@ -29,9 +37,9 @@ class GrammarMasks:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._compiling: WeakKeyDictionary[CachedSequence, Future[LLMatcher]] = WeakKeyDictionary()
+        self._compiling: WeakKeyDictionary[GrammarText, Future[LLMatcher]] = WeakKeyDictionary()
         """Kept for each sequence: the compiler forgets grammars where there are many."""
-        self._matchers: WeakKeyDictionary[CachedSequence, OutputMatcher] = WeakKeyDictionary()
+        self._matchers: WeakKeyDictionary[GrammarText, OutputMatcher] = WeakKeyDictionary()
         self.on_ready: Callable[[], object] = lambda: None
         """Called when a grammar is compiled that was not ready when it was asked for; in a thread
         of the compiler's."""
@@ -44,17 +52,17 @@ class GrammarMasks:
         """See GrammarCompiler."""
         self._compiler.start_loading()
 
-    def is_ready(self, sequence: CachedSequence, grammar: Grammar | None) -> bool:
+    def is_ready(self, sequence: GrammarText, grammar: Grammar | None) -> bool:
         """Whether its masks can be had at once, or it is known why not; else they will be."""
         if grammar is None or sequence in self._matchers:
             return True
         return self._compiled(sequence, grammar).done()
 
-    def wait(self, sequence: CachedSequence, grammar: Grammar) -> None:
+    def wait(self, sequence: GrammarText, grammar: Grammar) -> None:
         """Return when it `is_ready`."""
         futures.wait([self._compiled(sequence, grammar)])
 
-    def _compiled(self, sequence: CachedSequence, grammar: Grammar) -> "Future[LLMatcher]":
+    def _compiled(self, sequence: GrammarText, grammar: Grammar) -> "Future[LLMatcher]":
         future = self._compiling.get(sequence)
         if future is None:
             future = self._compiling[sequence] = self._compiler.compile(grammar)
@@ -64,7 +72,7 @@ class GrammarMasks:
 
     def after_each(
         self,
-        sequence: CachedSequence,
+        sequence: GrammarText,
         grammar: Grammar | None,
         *,
         prompt_len: int,
@@ -105,7 +113,7 @@ class GrammarMasks:
                 break
         return masks
 
-    def _matcher_of(self, sequence: CachedSequence, grammar: Grammar) -> OutputMatcher:
+    def _matcher_of(self, sequence: GrammarText, grammar: Grammar) -> OutputMatcher:
         matcher = self._matchers.get(sequence)
         if matcher is None:
             matcher = self._compiler.follow(self._compiled(sequence, grammar).result())

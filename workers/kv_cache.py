@@ -229,6 +229,16 @@ class SequenceTable:
             self.truncate(sequence, state_len)
         return sequence, remaining
 
+    def unchanged_len(self, seq_id: str, length: int) -> int:
+        """How many of the first `length` tokens need not be sent, where others may follow them now:
+        those that are cached, and of a block that others may share, all or none."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            return 0
+        length = min(length, sequence.cached_len)
+        is_shared = length < len(sequence.keys) * self.allocator.block_size
+        return length - length % self.allocator.block_size if is_shared else length
+
     def offer_prefix(self, sequence: CachedSequence, committed_len: int) -> None:
         """Let others share the full blocks of the first tokens, which will not change any more."""
         if self._prefixes is None:

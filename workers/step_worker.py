@@ -75,20 +75,20 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         self._backlog: Backlog[RequestT] = Backlog(self._sequences, turn_len=max_batched_tokens)
         self._max_batched_tokens = max_batched_tokens
         self._clock = clock
-        self._grammars = GrammarMasks(
-            GrammarCompiler(
-                lambda: find_tokenizer(model.name),
-                vocab_size=model.vocab_size,
-                end_tokens=model.eos_token_ids,
-            )
-        )
+        self._grammars = GrammarMasks(self._make_grammar_compiler(model))
         self._failed: list[ResultT] = []
         """Results of sequences that have failed since they were last taken."""
-        max_len = self._paged.max_model_len
         self.step_table = StepTable(
-            [size for size in self.timed_sizes if size[1] <= size[0] * max_len],
+            [size for size in self.timed_sizes if size[1] <= size[0] * self._paged.max_model_len],
             self.time_step,
             forward=lambda: self._paged.forward,
+        )
+
+    def _make_grammar_compiler(self, model: Model) -> GrammarCompiler:
+        return GrammarCompiler(
+            lambda: find_tokenizer(model.name),
+            vocab_size=model.vocab_size,
+            end_tokens=model.eos_token_ids,
         )
 
     def start_compiling(self) -> threading.Thread:
@@ -226,9 +226,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         An unanswered request for the same sequence is answered as released: its caller has given
         it up. A request that cannot be served is answered with an error.
         """
-        results = []
-        if self._backlog.discard(request.seq_id):
-            results.append(self.unanswered(request.seq_id, is_released=True))
+        results = self._give_up(request.seq_id)
         with self._isolated(request.seq_id):
             self._check(request)
             sequence, remaining = self._sequences.synchronise(
@@ -244,6 +242,11 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             else:
                 self._backlog.add(WorkItem(request=request, sequence=sequence, remaining=remaining))
         return results + self._take_failed()
+
+    def _give_up(self, seq_id: str) -> list[ResultT]:
+        """Answer the sequence's request that waits, if there is one."""
+        has_waited = self._backlog.discard(seq_id)
+        return [self.unanswered(seq_id, is_released=True)] if has_waited else []
 
     def _is_held(self, item: WorkItem[RequestT]) -> bool:
         """Whether the newest of the item's tokens waits for its grammar: no step does."""

@@ -12,6 +12,8 @@ from workers.grammar import Grammar
 
 Rule = Literal["coupled", "rejection", "block"]
 """The rules by which drafts are judged; see `workers.verification`."""
+HeterogeneousVocab = Literal["auto", "intersection", "retokenize"]
+"""What is done with a draft that has other tokens than its target; see `workers.vocabulary`."""
 MAX_CATCH_UP = 16
 """Tokens to run besides drafts up to which a request is served whole, in the next step."""
 

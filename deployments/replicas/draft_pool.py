@@ -1,5 +1,7 @@
 """The draft deployment: one replica is one drafter."""
 
+import logging
+
 from ray import serve
 
 from cluster import bundled
@@ -8,6 +10,8 @@ from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplic
 from deployments.transport.messages import PROPOSE
 from workers.types import ProposeRequest, ProposeResult
 
+logger = logging.getLogger(__name__)
+
 
 @serve.deployment(**DEPLOYMENT_OPTIONS)
 class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
@@ -15,14 +19,17 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
 
     async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
         from workers.drafters.model import ModelDrafter, load_draft_model
+        from workers.drafters.translated import make_drafter
         from workers.paged_model import CacheOptions
-        from workers.vocabulary import check_shared_vocabulary
+        from workers.vocabulary import compare_vocabularies
 
         assert args.draft_model is not None
-        draft_name = bundled.resolve(args.draft_model)
-        check_shared_vocabulary(bundled.resolve(args.target), draft_name)
+        target_name, draft_name = bundled.resolve(args.target), bundled.resolve(args.draft_model)
+        vocabulary = compare_vocabularies(target_name, draft_name, args.heterogeneous_vocab)
+        if vocabulary.description:
+            logger.info("draft %s: %s", args.draft_model, vocabulary.description)
 
-        def make_drafter() -> ModelDrafter:
+        def make_worker() -> ModelDrafter:
             model = load_draft_model(draft_name, dtype=args.dtype, device=args.device)
             cache = CacheOptions(
                 block_size=args.block_size,
@@ -31,8 +38,8 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
                 max_num_seqs=args.max_num_seqs,
                 prefix_caching=args.prefix_caching == "on",
             )
-            return ModelDrafter(model, cache)
+            return make_drafter(model, vocabulary, cache, target=target_name)
 
         await self._start(
-            args, make_drafter, PROPOSE, role="draft", num_threads=args.draft_num_threads
+            args, make_worker, PROPOSE, role="draft", num_threads=args.draft_num_threads
         )

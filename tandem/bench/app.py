@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from tqdm import tqdm
 
@@ -18,6 +18,7 @@ from tandem.live.client import Load
 from tandem.live.texts import KINDS, edited, make_prompts
 from workers.errors import ConfigError
 from workers.model import load_config
+from workers.types import HeterogeneousVocab
 
 if TYPE_CHECKING:
     from tandem.live.server import LiveServer
@@ -38,6 +39,9 @@ class Options(LoadOptions):
     drafter: str = option("model", "the drafters of the app, like suffix,model", type=drafters)
     early_exit_layer: int | None = option(
         None, "with --drafter early_exit, how many first layers draft", type=whole
+    )
+    heterogeneous_vocab: HeterogeneousVocab = option(
+        "auto", "how a draft with another tokenizer drafts", choices=get_args(HeterogeneousVocab)
     )
     texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=(*KINDS, EDIT))
     modes: tuple[str, ...] = option(
@@ -62,6 +66,7 @@ def run(options: Options) -> str:
         options.gammas,
         drafter=options.drafter,
         early_exit_layer=options.early_exit_layer,
+        heterogeneous_vocab=options.heterogeneous_vocab,
     ) as server:
         for rows in _repeats(options, server):
             table = markdown_table(COLUMNS, rows)
@@ -76,6 +81,7 @@ def measured_app(
     *,
     drafter: str = "model",
     early_exit_layer: int | None = None,
+    heterogeneous_vocab: HeterogeneousVocab = "auto",
 ) -> "AbstractContextManager[LiveServer]":
     """A live app that starts with gamma 0, whose gamma may become any of these."""
     from tandem.live.server import live_server  # needs Ray, which other subjects do without
@@ -84,6 +90,7 @@ def measured_app(
     app_options = {
         "target": target_folder(options),
         "drafter": drafter,
+        "heterogeneous_vocab": heterogeneous_vocab,
         **({"draft": options.draft} if "model" in drafter.split(",") else {}),
         **({} if early_exit_layer is None else {"early_exit_layer": str(early_exit_layer)}),
         "served_model_name": MODEL_NAME,

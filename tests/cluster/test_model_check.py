@@ -17,6 +17,7 @@ from cluster.model_fit import check_fit
 from cluster.options import AppArgs
 from cluster.topology import GIB
 from tests.tiny_models import save_model
+from tests.tokenizers import save_speaking_model
 from workers.errors import ConfigError, ModelNotFoundError, TandemError, UnsupportedModelError
 
 MACHINE = Machine(num_cpus=2, memory_bytes=8 * GIB)
@@ -128,6 +129,15 @@ class TestFit:
         draft = save_model(tmp_path / "draft")
         with pytest.raises(ConfigError, match=r"^target 'tandem-demo' and .* no tokenizer that"):
             check_fit(AppArgs(draft=draft), MACHINE)
+
+    def test_what_is_done_with_other_tokens_is_said(self, tmp_path: Path) -> None:
+        draft = save_speaking_model(tmp_path / "draft", "letters")
+        with pytest.raises(ConfigError, match="use heterogeneous_vocab=retokenize"):
+            check_fit(AppArgs(draft=draft, heterogeneous_vocab="intersection"), MACHINE)
+        target, found = check_fit(AppArgs(draft=draft), MACHINE)
+        assert target.vocabulary == ""
+        assert "heterogeneous_vocab=retokenize: it has 6% of the target's" in found.vocabulary
+        assert "100% of its" in found.vocabulary
 
     def test_a_target_without_tokenizer(self, tmp_path: Path) -> None:
         target = save_model(tmp_path / "target")

@@ -3,6 +3,7 @@
 `test_combinations` runs all of it, and a table of docs/exactness.md is written from it.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tests.grammars import ARITHMETIC, PERSON
@@ -11,6 +12,11 @@ Gamma = int | Literal["dynamic"]
 
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit", "suffix,model")
 GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
+TRIED: Mapping[str, Sequence[Gamma]] = {
+    **{f"drafter={name}": GAMMAS for name in DRAFTERS},
+    **{f"heterogeneous_vocab={method}": (8,) for method in ("intersection", "retokenize")},
+}
+"""The draft lengths tried with each option; the last ones with a draft model of other tokens."""
 
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 0.8}
@@ -131,7 +137,6 @@ def has_one_text(feature: str, way: str) -> bool:
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """A row for each feature: its name, then the draft lengths tried with each drafter."""
-    gammas = ", ".join(map(str, GAMMAS))
-    return [(f"`{name}`" if name.isidentifier() else name, *[gammas] * len(DRAFTERS))
-            for name in FEATURES]  # fmt: skip
+    """A row for each feature: its name, then the draft lengths of each column of TRIED."""
+    cells = [", ".join(map(str, gammas)) for gammas in TRIED.values()]
+    return [(f"`{name}`" if name.isidentifier() else name, *cells) for name in FEATURES]

@@ -103,6 +103,7 @@ async def local_serving(
     gamma: int | Literal["dynamic"] = 4,
     drafter: str = "model",
     draft: Model | None = None,
+    draft_worker: Callable[[], ModelDrafter] | None = None,
     tokenizer: Tokenizer | None = None,
     aliases: tuple[str, ...] = (),
     chat_template: ChatTemplate | None = None,
@@ -113,12 +114,13 @@ async def local_serving(
     queue_timeout_s: float | None = None,
     verification: Rule = "coupled",
 ) -> AsyncIterator[LocalServing]:
-    """Serve a model, which drafts for itself unless there is another; `clock` is of its health."""
+    """Serve a model, which drafts for itself unless there is another, or a worker of one; `clock`
+    is of its health."""
     early_exit_layer = 2 if "early_exit" in drafter else None
     targets = LocalWorkers(
         lambda: Target(model, CACHE, max_batched_tokens=32, early_exit_layer=early_exit_layer)
     )
-    drafts = LocalWorkers(lambda: ModelDrafter(draft or model, CACHE))
+    drafts = LocalWorkers(draft_worker or (lambda: ModelDrafter(draft or model, CACHE)))
     info = next(iter(targets.replicas.values())).worker.info
     loop = RoundLoop(
         targets=targets,

@@ -11,26 +11,29 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.options import AppArgs
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.sequence import Delta
 from tests.deployments.combinations import (
     CHAT_TEMPLATE,
-    DRAFTERS,
     FEATURES,
     FREQUENT,
-    GAMMAS,
     GREEDY,
     SAMPLED,
     STOP_TOKENS,
+    TRIED,
     Gamma,
     has_one_text,
 )
-from tests.deployments.loops import Models
+from tests.deployments.loops import CACHE, Models
 from tests.deployments.serving import LocalServing, local_serving
 from tests.grammars import END_TOKEN, save_grammar_model
-from workers.model import Model, load_model
+from tests.tokenizers import save_permuted
+from workers.drafters.translated import make_drafter
+from workers.model import Model
+from workers.vocabulary import compare_vocabularies
 
 PROMPTS = ["the cat and the cat and the", "x", "def f(a, b): return a + b # " * 2]
 NUM_TOKENS = 24
@@ -80,12 +83,7 @@ async def answer_all(serving: LocalServing, *, at_a_time: int) -> Answers:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """With a tokenizer, which grammars need."""
     name = save_grammar_model(tmp_path_factory.mktemp("pair"))
-    target, draft = (load_model(name, dtype="float32", device="cpu") for _ in range(2))
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in draft.module.parameters():
-            parameter += torch.randn_like(parameter) * 0.02
-    return Models(target=target, draft=draft)
+    return Models.load(name)
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +134,29 @@ def logprobs_of(delta: Delta) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("gamma", GAMMAS, ids=str)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.fixture(scope="module")
+def permuted(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The target, slightly off, with other ids for its tokens."""
+    name = save_permuted(models.target.name, tmp_path_factory.mktemp("permuted"))
+    return Models.load(name).draft
+
+
+@pytest.mark.parametrize(
+    ("option", "gamma"),
+    [(option, gamma) for option, gammas in TRIED.items() for gamma in gammas],
+    ids=str,
+)
 async def test_drafts_change_nothing(
-    drafter: str, gamma: Gamma, models: Models, tokenizer: Any, plain: Answers
+    option: str, gamma: Gamma, models: Models, permuted: Model, tokenizer: Any, plain: Answers
 ) -> None:
+    name, _, value = option.partition("=")
+    args = AppArgs.model_validate({name: value})
+    target, draft = models.target, permuted if name == "heterogeneous_vocab" else models.draft
+    vocabulary = compare_vocabularies(target.name, draft.name, args.heterogeneous_vocab)
     async with local_serving(
-        models.target,
-        draft=models.draft,
-        drafter=drafter,
+        target,
+        draft_worker=lambda: make_drafter(draft, vocabulary, CACHE, target=target.name),
+        drafter=args.drafter,
         gamma=gamma,
         tokenizer=tokenizer,
         chat_template=ChatTemplate(tokenizer),
@@ -162,7 +174,7 @@ async def test_drafts_change_nothing(
         record.source for deltas in answers.values() for delta in deltas for record in delta.records
     }
     if gamma == 8:  # a dynamic one drafts for tiny models as the clock says
-        assert {*drafter.split(",")} <= sources
+        assert {*args.drafters} <= sources
     if gamma == 0:
         assert sources == {""}
 

@@ -51,9 +51,9 @@ from workers.errors import ConfigError
         ),
         (
             {"target": "org/model"},
-            "target=org/model needs a draft model: give draft=<a smaller model with the same "
-            "vocabulary>, drafter=prompt_lookup to guess from the text itself, or drafter=none for "
-            "plain decoding",
+            "target=org/model needs a draft model: give draft=<a smaller model>, "
+            "drafter=prompt_lookup to guess from the text itself, or drafter=none for plain "
+            "decoding",
         ),
     ],
     ids=str,

@@ -20,9 +20,11 @@ from tandem.demo.corpus import (
 from tandem.demo.early_exit import early_exit_loss, train_early_exit
 from tandem.demo.grow import GrownSize, grow, grow_to_folder
 from tandem.demo.pair import train_pair
+from tandem.demo.retokenize import retokenize_draft
 from tandem.demo.training import TrainingOptions, text_loss
 from workers.errors import ConfigError
 from workers.first_layers import with_first_layers
+from workers.vocabulary import compare_vocabularies
 
 MIB = 1024**2
 TARGET = bundled.resolve(bundled.TARGET_NAME)
@@ -203,3 +205,31 @@ def test_first_layers_learn_what_the_whole_model_says() -> None:
     text_loss(model, tokens).backward()
     for name, parameter in model.model.layers[3].named_parameters():
         assert torch.allclose(whole[name], parameter.grad, atol=1e-6)
+
+
+class TestRetokenize:
+    def test_a_permuted_draft_says_the_same_in_other_ids(self, tmp_path: Path) -> None:
+        retokenize_draft(tmp_path, vocab_size=None, num_steps=0, seed=0, compile=False)
+        tokenizers = [AutoTokenizer.from_pretrained(name) for name in (TARGET, tmp_path)]
+        drafts = [LlamaForCausalLM.from_pretrained(name) for name in (DRAFT, tmp_path)]
+        ids = [tokenizer("def f(x):\n    return ").input_ids for tokenizer in tokenizers]
+        assert ids[0] != ids[1]
+        new_of = torch.tensor(
+            tokenizers[1].convert_tokens_to_ids(tokenizers[0].convert_ids_to_tokens(range(4096)))
+        )
+        with torch.no_grad():
+            ours, theirs = (
+                draft(torch.tensor([tokens])).logits
+                for draft, tokens in zip(drafts, ids, strict=True)
+            )
+        assert torch.allclose(ours.float(), theirs[..., new_of].float(), atol=1e-3)
+        assert drafts[1].config.eos_token_id == tokenizers[1].eos_token_id
+        assert compare_vocabularies(TARGET, str(tmp_path)).method == "intersection"
+
+    @pytest.mark.usefixtures("_little_training")
+    def test_a_new_tokenizer_is_another(self, tmp_path: Path) -> None:
+        retokenize_draft(tmp_path, vocab_size=400, num_steps=1, seed=0, compile=False)
+        found = compare_vocabularies(TARGET, str(tmp_path))
+        assert found.method == "retokenize"
+        assert found.token_map is not None
+        assert found.token_map.share_of_draft > 0.8

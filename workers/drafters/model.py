@@ -10,6 +10,7 @@ from torch import Tensor
 from workers.cpu.packed_linear import has_streams
 from workers.draft_law import draft_laws
 from workers.errors import TandemError
+from workers.grammar_masks import GrammarText
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
@@ -37,24 +38,20 @@ class Draft:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Drafting:
+class Drafting:
     """One sequence in a step, and the drafts that it has so far."""
 
     run: ScheduledRun[ProposeRequest]
     k: int
     """Drafts to make; 0 unless the step runs the newest committed token."""
+    round_len: int
+    """Committed tokens when the drafts were asked for."""
     draft_tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     laws: list[bytes] = field(default_factory=list)
     """The law that each draft was drawn from, under rules that compare laws."""
     has_ended: bool = False
     """Whether the model's scores decided no token, so that drafting cannot go on."""
-
-    @property
-    def round_len(self) -> int:
-        """Committed tokens when the drafts were asked for."""
-        request = self.run.item.request
-        return request.base_len + len(request.new_tokens)
 
     @property
     def wants_more(self) -> bool:
@@ -137,12 +134,16 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
                     answers.append(self._answer(entry))
         return answers
 
-    def _start(self, run: ScheduledRun[ProposeRequest]) -> _Drafting:
-        given_len = run.sequence.cached_len + len(run.tokens)
-        num_drafts = self._num_drafts(run.item.request, given_len) if run.is_last else 0
-        return _Drafting(run=run, k=min(num_drafts, run.num_draft_slots + 1))
+    def _start(self, run: ScheduledRun[ProposeRequest]) -> Drafting:
+        request, given_len = run.item.request, run.sequence.cached_len + len(run.tokens)
+        num_drafts = self._num_drafts(request, given_len) if run.is_last else 0
+        return Drafting(
+            run=run,
+            k=min(num_drafts, run.num_draft_slots + 1),
+            round_len=request.base_len + len(request.new_tokens),
+        )
 
-    def _catch_up(self, entries: Sequence[_Drafting]) -> None:
+    def _catch_up(self, entries: Sequence[Drafting]) -> None:
         """Run the given tokens that the cache lacks; the newest decides the first draft."""
         plan = StepPlan()
         for entry in entries:
@@ -157,7 +158,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             entry.run.record(entry.run.tokens)
         self._sample_drafts([entry for entry in entries if entry.k > 0], logits)
 
-    def _draft(self, drafting: Sequence[_Drafting]) -> None:
+    def _draft(self, drafting: Sequence[Drafting]) -> None:
         """Run each newest draft to get the next one."""
         plan = StepPlan()
         for entry in drafting:
@@ -172,7 +173,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             entry.run.record(entry.draft_tokens[-1:])
         self._sample_drafts(drafting, logits)
 
-    def _sample_drafts(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
+    def _sample_drafts(self, drafting: Sequence[Drafting], logits: Tensor) -> None:
         """As `_sample`, but what one sequence raises ends that one.  # logits [drafting, vocab]"""
         if not drafting:
             return
@@ -186,24 +187,36 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
                     has_failed = False
                 entry.has_ended |= has_failed
 
-    def _sample(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:
+    def _sample(self, drafting: Sequence[Drafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
-        drafts: dict[int, Draft | None] = {}
-        for choose, is_coupled in ((sample_coupled, True), (draw, False)):
+        scores, drafts = self._scores(logits), dict[int, Draft | None]()
+        for choose, tells_law in ((sample_coupled, False), (draw, True)):
             chosen = [
                 index
                 for index, entry in enumerate(drafting)
-                if (entry.run.item.request.rule == "coupled") == is_coupled
+                if self._tells_law(entry.run.item.request) == tells_law
             ]
             if chosen:
                 rows = [self._sampling_row(drafting[index]) for index in chosen]
-                of_rows = logits if len(chosen) == len(drafting) else logits[chosen]
+                of_rows = scores if len(chosen) == len(drafting) else scores[chosen]
                 round_lens = [drafting[index].round_len for index in chosen]
                 drafts.update(zip(chosen, choose(of_rows, rows, round_lens), strict=True))
         for index, entry in enumerate(drafting):
-            entry.add(drafts[index])
+            self._add(entry, drafts[index])
 
-    def _sampling_row(self, entry: _Drafting) -> SamplingRow:
+    def _add(self, entry: Drafting, draft: Draft | None) -> None:
+        """Take what was sampled as the entry's next draft; None ends drafting."""
+        entry.add(draft)
+
+    def _tells_law(self, request: ProposeRequest) -> bool:
+        """Whether drafts are drawn from a law that is told, not chosen as the target would."""
+        return request.rule != "coupled"
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """The logits of all tokens that may be drafted.  # [num_rows, vocab]"""
+        return logits
+
+    def _sampling_row(self, entry: Drafting) -> SamplingRow:
         request, tokens = entry.run.item.request, entry.sequence.tokens
         return SamplingRow(
             params=request.sampling,
@@ -214,12 +227,12 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             allowed=self._allowed(entry),
         )
 
-    def _allowed(self, entry: _Drafting) -> Tensor | None:
+    def _allowed(self, entry: Drafting) -> Tensor | None:
         """What the grammar allows next; anything where that is not known: the target knows it."""
         request = entry.run.item.request
         try:
             (mask,) = self._grammars.after_each(
-                entry.sequence,
+                self._text_of(entry),
                 request.sampling.grammar,
                 prompt_len=request.prompt_len,
                 num_drafts=0,
@@ -228,7 +241,11 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             return None
         return mask
 
-    def _answer(self, entry: _Drafting) -> ProposeResult:
+    def _text_of(self, entry: Drafting) -> GrammarText:
+        """The tokens that a grammar is about."""
+        return entry.sequence
+
+    def _answer(self, entry: Drafting) -> ProposeResult:
         self._backlog.finish(entry.run.item)
         return ProposeResult(
             seq_id=entry.sequence.seq_id,
@@ -239,7 +256,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     def _decide(self, logits: Tensor) -> None:
         row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)
-        sample_with_confidence(logits, [row] * len(logits))
+        sample_with_confidence(self._scores(logits), [row] * len(logits))
 
 
 def sample_coupled(

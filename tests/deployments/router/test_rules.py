@@ -5,6 +5,7 @@ Many seeds of one prompt, on tiny models.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ from deployments.router.drafting.protocol import sound
 from deployments.router.policy.acceptance import AcceptanceBySource
 from deployments.router.policy.gamma import Candidate, Outcome
 from deployments.router.sequence import GenerationParams
-from tests.deployments.loops import Models, model_drafts, run_all, running_loop
+from tests.deployments.loops import CACHE, Models, model_drafts, run_all, running_loop
+from tests.fakes import LocalWorkers
 from tests.laws import TEXT_LEN, law_of_texts, only, pvalue
 from tests.tiny_models import save_model
-from workers.types import DraftTokens, Rule
+from tests.tokenizers import save_permuted, save_speaking_model
+from workers.drafters.translated import make_drafter
+from workers.types import DraftTokens, HeterogeneousVocab, Rule
+from workers.vocabulary import compare_vocabularies
 
 PROMPT = (5, 6, 7)
 NUM_TEXTS = 800
@@ -39,6 +44,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models.load(save_model(tmp_path_factory.mktemp("pair")), noise=0.3)
 
 
+async def check_law(
+    models: Models, drafts: LocalWorkers, rule: Rule, *, gamma: Any, overlap: bool
+) -> None:
+    """Texts have the target's law, and of drafts with a fixed gamma some are right, some wrong."""
+    async with running_loop(models, gamma=gamma, overlap=overlap, drafts=drafts) as (
+        loop,
+        _,
+        observer,
+    ):
+        streams = await run_all(loop, params_of(rule), concurrency=32)
+    texts = [tuple(stream.token_ids) for stream in streams]
+    assert pvalue(texts, law_of_texts(models.target.name, PROMPT, SAMPLED)) > 1e-3
+    outcomes = [outcome for record in observer.records for outcome in record.outcomes]
+    num_accepted = sum(outcome.num_accepted for outcome in outcomes)
+    assert gamma == "dynamic" or 0 < num_accepted < sum(outcome.num_tested for outcome in outcomes)
+
+
 @pytest.mark.parametrize(
     ("rule", "gamma", "overlap"),
     [("rejection", 2, True), ("block", 3, True), ("rejection", "dynamic", False)],
@@ -46,18 +68,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Models:
 async def test_texts_have_the_targets_law(
     rule: Rule, gamma: Any, overlap: bool, pair: Models
 ) -> None:
-    drafts = model_drafts(pair)
-    async with running_loop(pair, gamma=gamma, overlap=overlap, drafts=drafts) as (
-        loop,
-        _,
-        observer,
-    ):
-        streams = await run_all(loop, params_of(rule), concurrency=32)
-    texts = [tuple(stream.token_ids) for stream in streams]
-    assert pvalue(texts, law_of_texts(pair.target.name, PROMPT, SAMPLED)) > 1e-3
-    outcomes = [outcome for record in observer.records for outcome in record.outcomes]
-    num_accepted = sum(outcome.num_accepted for outcome in outcomes)
-    assert gamma == "dynamic" or 0 < num_accepted < sum(outcome.num_tested for outcome in outcomes)
+    await check_law(pair, model_drafts(pair), rule, gamma=gamma, overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    ("rule", "method"),
+    [("rejection", "intersection"), ("block", "retokenize")],
+)
+async def test_so_have_those_with_drafts_of_another_tokenizer(
+    rule: Rule, method: HeterogeneousVocab, tmp_path: Path
+) -> None:
+    """One text has one cut: none of the three tokens makes a longer one with the others."""
+    models = Models.load(save_speaking_model(tmp_path / "target", "byte level"))
+    draft = Models.load(save_permuted(models.target.name, tmp_path / "draft"), noise=0.3).draft
+    vocabulary = compare_vocabularies(models.target.name, draft.name, method)
+    drafts = LocalWorkers(lambda: make_drafter(draft, vocabulary, CACHE, target=models.target.name))
+    await check_law(models, drafts, rule, gamma=3, overlap=True)
 
 
 def test_drafts_that_were_drawn_have_no_confidences() -> None:

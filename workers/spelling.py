@@ -1,0 +1,176 @@
+"""What the tokens of a vocabulary spell, in bytes: what vocabularies can be compared by.
+
+Tokenizers write a space as `Ġ` or `▁` and a byte as `Ċ` or `<0x0A>`. In bytes a token is the same
+whoever has it, and so is a part of a character.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from workers.errors import VocabularyMismatchError
+
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+NO_UTF_8 = re.compile("([\udc80-\udcff]+)")
+"""Bytes that are no characters, as the error handler `surrogateescape` decodes them."""
+
+Cut = list[tuple[int, int]]
+"""Tokens of a text, and where in it each ends, in bytes."""
+
+
+class Spelling:
+    """The tokens of one tokenizer: those that spell something, and the special ones."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        """Raises VocabularyMismatchError where the tokenizer does not say what its tokens spell."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise VocabularyMismatchError(
+                f"the tokenizer of {name!r} does not say what its tokens spell; put its "
+                "tokenizer.json beside its weights"
+            )
+        self.backend = backend
+        added = backend.get_added_tokens_decoder()
+        read = _reader(backend)
+        self.names: Mapping[int, str] = {
+            token_id: token for token, token_id in backend.get_vocab().items()
+        }
+        self.special: Mapping[int, str] = {
+            token_id: token.content for token_id, token in added.items() if token.special
+        }
+        """Tokens that are no text, and their names."""
+        self.bytes_of: Mapping[int, bytes] = {
+            token_id: token.encode() if token_id in added else read(token)
+            for token_id, token in sorted(self.names.items())
+            if token_id not in self.special
+        }
+        self.ids_of = self._ids_by_spelling()
+        self._longest = max(map(len, self.ids_of), default=0)
+
+    def _ids_by_spelling(self) -> Mapping[bytes, list[int]]:
+        """Tokens by what they spell; those that stand for a byte come last."""
+        found: dict[bytes, list[int]] = {}
+        in_order = sorted(
+            self.bytes_of, key=lambda token: bool(BYTE_TOKEN.match(self.names[token]))
+        )
+        for token in in_order:
+            if self.bytes_of[token]:
+                found.setdefault(self.bytes_of[token], []).append(token)
+        return found
+
+    def cut(self, text: bytes, start: int = 0) -> Cut:
+        """Cut a text into the longest tokens, from its beginning on; bytes that no token spells are
+        left out. The first byte is the one at `start`."""
+        found, position = [], 0
+        while position < len(text):
+            for length in range(min(self._longest, len(text) - position), 0, -1):
+                tokens = self.ids_of.get(text[position : position + length])
+                if tokens is not None:
+                    found.append((tokens[0], start + position + length))
+                    break
+            else:
+                length = 1
+            position += length
+        return found
+
+
+class Encoder:
+    """Cuts text as a tokenizer does, and says where; text never becomes a special token."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._backend = Tokenizer.from_str(spelling.backend.to_str())
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = True
+
+    def encode(self, text: bytes, start: int = 0) -> Cut:
+        """The tokens of a text whose first byte is the one at `start`.
+
+        They spell the text, but for a space before it, as many tokenizers add one, and for bytes
+        that no token has.
+        """
+        found: Cut = []
+        for part in NO_UTF_8.split(text.decode("utf-8", "surrogateescape")):
+            raw = part.encode("utf-8", "surrogateescape")
+            is_text = not NO_UTF_8.match(part)
+            found += self._encode(part, raw, start) if is_text else self._spelling.cut(raw, start)
+            start += len(raw)
+        return found
+
+    def _encode(self, text: str, raw: bytes, start: int) -> Cut:
+        tokens = self._backend.encode(text, add_special_tokens=False).ids
+        spelt = [self._spelling.bytes_of.get(token, b"") for token in tokens]
+        whole = b"".join(spelt)
+        if whole not in (raw, b" " + raw):  # normalised, or of unknown words
+            return self._encode_halves(text, raw, start)
+        end = start - (len(whole) - len(raw))
+        found = []
+        for token, spelling in zip(tokens, spelt, strict=True):
+            end += len(spelling)
+            if end > start:
+                found.append((token, end))
+        return found
+
+    def _encode_halves(self, text: str, raw: bytes, start: int) -> Cut:
+        """So that what is odd about a word stays with that word."""
+        middle = text.rfind(" ", 1, len(text) // 2 + 1)
+        if middle < 0:
+            return self._spelling.cut(raw, start)
+        first, second = text[:middle].encode(), text[middle:].encode()
+        found = self._encode(text[:middle], first, start)
+        return found + self._encode(text[middle:], second, start + len(first))
+
+
+def _reader(backend: Tokenizer) -> Any:
+    """What turns a token into its bytes, as the tokenizer's decoder would."""
+    decoders = {part["type"]: part for part in _decoders(backend)}
+    if "ByteLevel" in decoders:
+        return _read_byte_level
+    if "WordPiece" in decoders:
+        prefix = decoders["WordPiece"].get("prefix", "##")
+        return lambda token: (
+            token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+        ).encode()
+    if "BPEDecoder" in decoders:
+        suffix = decoders["BPEDecoder"].get("suffix", "</w>")
+        return lambda token: token.replace(suffix, " ").encode()
+    if not decoders:  # tokens are words, which are joined by spaces
+        return lambda token: f" {token}".encode()
+    space = decoders.get("Metaspace", {}).get("replacement", "▁")
+    return lambda token: _read_words(token, space)
+
+
+def _decoders(backend: Tokenizer) -> Iterable[dict[str, Any]]:
+    """The parts of the decoder, one after another."""
+    if backend.decoder is None:
+        return ()
+    state = json.loads(backend.decoder.__getstate__())
+    return state["decoders"] if state["type"] == "Sequence" else (state,)
+
+
+def _read_words(token: str, space: str) -> bytes:
+    byte = BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(space, " ").encode()
+
+
+def _read_byte_level(token: str) -> bytes:
+    if not all(character in BYTES for character in token):
+        return token.encode()
+    return bytes(BYTES[character] for character in token)
+
+
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for, as GPT-2 has chosen them:
+    printable ones stand for themselves, the others have the letters from 256 on, in order."""
+    printable = {*chain(range(33, 127), range(161, 173), range(174, 256))}
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted
+
+
+BYTES = _byte_letters()
