@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cluster.topology import Node, uses_gpus
 from workers.errors import ConfigError, UnsupportedModelError
+from workers.tensor_plans import has_whole_experts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -20,6 +21,7 @@ Strategy = Literal["STRICT_PACK", "PACK"]
 # Numbers of a config.json that count what tensor parallelism gives to the ranks.
 HEAD_COUNTS = ("attention_heads", "key_value_heads")
 WIDTHS = ("intermediate_size",)
+EXPERTS = ("num_local_experts",)
 # No group is larger; suggestions end here.
 MAX_TP_SIZE = 64
 # Ray places no bundle that asks for nothing.
@@ -191,7 +193,7 @@ def _find_homes(group: Group, strategy: Strategy, rooms: Sequence[_Room]) -> lis
 def check_tensor_parallel(name: str, config: "PreTrainedConfig", tp_size: int) -> None:
     """Make sure that `tp_size` ranks can have equal shares of a model; needs no weights.
 
-    Raises: UnsupportedModelError if transformers has no plan to share the model, ConfigError naming
+    Raises: UnsupportedModelError if there is no plan to share the model, ConfigError naming
     the number that `tp_size` does not divide, and the sizes that would do.
     """
     if tp_size == 1:
@@ -199,7 +201,7 @@ def check_tensor_parallel(name: str, config: "PreTrainedConfig", tp_size: int) -
     counts = _shared_counts(config)
     if not counts:
         raise UnsupportedModelError(
-            f"tensor_parallel_size is {tp_size}, but transformers has no tensor-parallel plan for "
+            f"tensor_parallel_size is {tp_size}, but there is no tensor-parallel plan for "
             f"the layers of {name!r} ({config.get_text_config().model_type}); use 1"
         )
     for count_name, count in counts.items():
@@ -225,7 +227,8 @@ def _shared_counts(config: "PreTrainedConfig") -> dict[str, int]:
         return {}
     # where the projections' output is gathered, each rank attends with all heads
     has_own_heads = any("att" in rule and style == "colwise" for rule, style in plan.items())
-    suffixes = HEAD_COUNTS + WIDTHS if has_own_heads else WIDTHS
+    widths = EXPERTS if has_whole_experts(config) else WIDTHS
+    suffixes = HEAD_COUNTS + widths if has_own_heads else widths
     # some have other names in the file than in the library
     names = ["num_attention_heads", "num_key_value_heads", "intermediate_size"]
     names += [name for name in text_config.to_dict() if name not in names]

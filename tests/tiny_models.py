@@ -8,7 +8,14 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 VOCAB_SIZE = 97
 MAX_POSITION = 256
@@ -89,6 +96,16 @@ _MAMBA = {
     "mamba_chunk_size": 8,
 }
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+_LLAMA4 = {
+    **_COMMON,
+    **_EXPERTS,
+    "intermediate_size_mlp": 64,
+    "head_dim": 8,
+    "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": 8,
+    "floor_scale": 4,  # shorter than the test's sequences too
+    "attn_scale": 0.5,
+}
 # Served too, with parts that others lack.
 RARE = {
     "mpt": (
@@ -116,17 +133,7 @@ RARE = {
     ),
     "phimoe": ("PhimoeConfig", {**_COMMON, **_EXPERTS, "sliding_window": MAX_POSITION}),
     "olmoe": ("OlmoeConfig", {**_COMMON, **_EXPERTS}),
-    "llama4": (
-        "Llama4TextConfig",
-        {
-            **_COMMON,
-            **_EXPERTS,
-            "head_dim": 8,
-            "layer_types": ["full_attention"] * 3,
-            "no_rope_layers": [1, 0, 1],
-            "attn_temperature_tuning": False,
-        },
-    ),
+    "llama4": ("Llama4TextConfig", _LLAMA4),
 }
 # Served too, with layers that keep a recurrent state.
 RECURRENT = {
@@ -181,6 +188,18 @@ RECURRENT = {
             "moe_shared_expert_intermediate_size": 16,
         },
     ),
+    "jamba": (
+        "JambaConfig",
+        {
+            **_COMMON,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+        },
+    ),
     "olmo_hybrid": (
         "OlmoHybridConfig",
         {
@@ -210,6 +229,73 @@ RECURRENT = {
         },
     ),
 }
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32}
+_QWEN_PLACEHOLDERS = {
+    "image_token_id": 90,
+    "video_token_id": 91,
+    "vision_start_token_id": 92,
+    "vision_end_token_id": 93,
+}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_ROPE_OF_THREE_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+# Language models in multimodal wrappers; arguments and changes are those of the language model.
+WRAPPED = {
+    "mistral3": (
+        "Mistral3Config",
+        {**_COMMON, "model_type": "mistral", "head_dim": 8, "sliding_window": None},
+        {"vision_config": {**_VISION, "model_type": "pixtral"}, "image_token_index": 90},
+    ),
+    "llava": (
+        "LlavaConfig",
+        {**_COMMON, "model_type": "llama"},
+        {"vision_config": {**_VISION, "model_type": "clip_vision_model"}, "image_token_index": 90},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLConfig",
+        {**_COMMON, "rope_parameters": _ROPE_OF_THREE_AXES},
+        {"vision_config": _QWEN_VISION, **_QWEN_PLACEHOLDERS},
+    ),
+    "qwen3_vl": (
+        "Qwen3VLConfig",
+        {**_COMMON, "head_dim": 8, "rope_parameters": _ROPE_OF_THREE_AXES},
+        {
+            "vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+            **_QWEN_PLACEHOLDERS,
+        },
+    ),
+    "llama4_wrapper": (
+        "Llama4Config",
+        _LLAMA4,
+        {
+            "vision_config": {
+                **_VISION,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
+            "image_token_index": 90,
+        },
+    ),
+    "gemma3_wrapper": (
+        "Gemma3Config",
+        {**_COMMON, "head_dim": 8, "sliding_window": 5},
+        {
+            "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
+            "image_token_index": 90,
+            "boi_token_index": 91,
+            "eoi_token_index": 92,
+        },
+    ),
+}
+SERVED = {**SUPPORTED, **RARE, **RECURRENT, **WRAPPED}
 UNSUPPORTED = {
     "falcon": (
         "FalconConfig",
@@ -241,8 +327,13 @@ UNSUPPORTED = {
 
 
 def make_config(family: str, **changes: object) -> PreTrainedConfig:
-    class_name, arguments = {**SUPPORTED, **RARE, **RECURRENT, **UNSUPPORTED}[family]
-    config: PreTrainedConfig = getattr(transformers, class_name)(**{**arguments, **changes})
+    if family in WRAPPED:
+        class_name, text, arguments = WRAPPED[family]
+        arguments = {**arguments, "text_config": {**text, **changes}}
+    else:
+        class_name, arguments = {**SUPPORTED, **RARE, **RECURRENT, **UNSUPPORTED}[family]
+        arguments = {**arguments, **changes}
+    config: PreTrainedConfig = getattr(transformers, class_name)(**arguments)
     return config
 
 
@@ -250,7 +341,7 @@ def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: ob
     """Write a random model; its logits spread enough for arg-maxima to be clear."""
     torch.manual_seed(seed)
     config = make_config(family, **changes)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = _auto_class(config).from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # norms, biases and sinks start at one value, which would hide mistakes; matrices start
@@ -258,6 +349,18 @@ def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: ob
             parameter += torch.randn_like(parameter) * (0.2 if parameter.ndim > 1 else 0.1)
     model.save_pretrained(folder)
     return str(folder)
+
+
+def load_reference(name: str) -> PreTrainedModel:
+    """A model as transformers alone runs it, in fp32."""
+    config = AutoConfig.from_pretrained(name)
+    model: PreTrainedModel = _auto_class(config).from_pretrained(name, dtype=torch.float32).eval()
+    return model
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    is_wrapper = config.get_text_config() is not config
+    return AutoModelForImageTextToText if is_wrapper else AutoModelForCausalLM
 
 
 def save_tokenizer(folder: Path, words: Sequence[str], **special_tokens: str) -> None:

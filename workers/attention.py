@@ -75,12 +75,14 @@ def paged_attention(
     layer = attention_batch.layers[layer_index(module)]
     layer.keys.index_copy_(0, attention_batch.slot_mapping, key[0].transpose(0, 1))
     layer.values.index_copy_(0, attention_batch.slot_mapping, value[0].transpose(0, 1))
+    batch = attention_batch.cut_for(layer)
     if layer.kernel is not None:
-        varlen = attention_batch.varlen
-        assert varlen is not None
-        output = layer.kernel(query[0].transpose(0, 1), layer.keys, layer.values, varlen, rule)
+        assert batch.varlen is not None
+        output = layer.kernel(
+            query[0].transpose(0, 1), layer.keys, layer.values, batch.varlen, rule
+        )
         return output[None], None
-    return _gather_attention(query[0], layer, attention_batch, rule)[None], None
+    return _gather_attention(query[0], layer, batch, rule)[None], None
 
 
 def _gather_attention(

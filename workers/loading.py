@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -23,6 +25,7 @@ from workers.errors import (
     first_line,
 )
 from workers.mpt import PagedMpt
+from workers.tensor_plans import has_whole_experts
 
 REWRITTEN: dict[str, type[PreTrainedModel]] = {"mpt": PagedMpt}
 """Models whose own code calls no attention function, by type: our forward over the same weights."""
@@ -47,11 +50,13 @@ def load_weights(
     _check_dtype(name, config, dtype)
     where: dict[str, Any] = {"device_map": {"": device}}
     if tp_size > 1:
-        where = {"distributed_config": DistributedConfig(tp_size=tp_size, tp_plan="auto")}
+        ep_size = tp_size if has_whole_experts(config) else 1
+        distributed = DistributedConfig(tp_size=tp_size, tp_plan="auto", ep_size=ep_size)
+        where = {"distributed_config": distributed}
     attention.register()
     try:
         # typed as the model alone, but a pair when the loading info is asked for
-        loaded: Any = REWRITTEN.get(config.model_type, AutoModelForCausalLM).from_pretrained(
+        loaded: Any = _class_of(config).from_pretrained(
             name,
             config=config,
             dtype=dtype,
@@ -80,13 +85,14 @@ def build_without_weights(
         "config": config,
         "dtype": dtype,
         "attn_implementation": attention.ATTENTION_NAME,
+        # which experts tokens go to is no shape; another way knows bfloat16 alone, on that device
+        "experts_implementation": "batched_mm",
     }
     try:
         with torch.device("meta"):
-            if config.model_type in REWRITTEN:
-                module: Any = REWRITTEN[config.model_type]._from_config(**arguments)
-            else:
-                module = AutoModelForCausalLM.from_config(**arguments)
+            own = _class_of(config)
+            make = own._from_config if config.model_type in REWRITTEN else own.from_config
+            module: Any = make(**arguments)
     except Exception as error:  # each architecture fails in its own way
         raise explain(name, config, error) from error
     assert isinstance(module, PreTrainedModel)
@@ -101,11 +107,12 @@ def check_class(name: str, config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{kind} is an encoder-decoder, no causal language model; only decoders can be served"
         )
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    if not any(type(config) in mapping for mapping in mappings):
         if config.get_text_config(decoder=True) is not config:
             raise UnsupportedModelError(
-                f"{kind} is a language model inside a multimodal wrapper, which is not served yet; "
-                "use a checkpoint of the language model alone"
+                f"{kind} is a language model inside a multimodal wrapper that transformers does "
+                "not list for images and text; use a checkpoint of the language model alone"
             )
         raise UnsupportedModelError(
             f"{kind} is no causal language model: transformers has no such class for its kind, as "
@@ -117,6 +124,15 @@ def check_class(name: str, config: PreTrainedConfig) -> None:
                 f"{kind} has rope_type {rope_type!r}, which transformers does not know; it knows "
                 f"default, {', '.join(ROPE_INIT_FUNCTIONS)}"
             )
+
+
+def _class_of(config: PreTrainedConfig) -> Any:
+    """What makes a model of this kind: for some wrappers, only with all that they wrap."""
+    if config.model_type in REWRITTEN:
+        return REWRITTEN[config.model_type]
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigError:

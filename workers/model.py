@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,14 @@ from workers.cuda.varlen_kernel import VarlenKernel
 from workers.end_tokens import find_end_tokens
 from workers.errors import ConfigError, UnsupportedModelError, first_line
 from workers.loading import load_weights
+from workers.model_cache import past_lengths
 from workers.observation import observe_layers
 from workers.paged_kernel import LayerSpec, PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
 from workers.recurrent import States, StateSpec, cut_batches, make_states
 from workers.step_inputs import LayerCache, StepInputs
+from workers.tensor_plans import add_plan
+from workers.wrappers import drop_towers
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,23 @@ class Model:
         """Bytes of the recurrent states in one slot; 0 without recurrent layers."""
         return sum(spec.num_bytes for spec in self.state_specs)
 
+    @property
+    def irregularity(self) -> str | None:
+        """Why what a step launches depends on the step, if it does: no recording can hold it."""
+        if self.state_specs:
+            return "how its recurrent layers are run depends on the step"
+        if any(spec.chunk_len is not None for spec in self.layer_specs):
+            return "into how many chunks its attention is cut depends on the step"
+        return None
+
+    def for_texts_of(self, max_len: int) -> "Model":
+        """The model for texts of so many tokens at most: chunks as long as these are none."""
+        specs = (
+            replace(spec, chunk_len=None) if (spec.chunk_len or 0) >= max_len else spec
+            for spec in self.layer_specs
+        )
+        return replace(self, layer_specs=tuple(specs))
+
     def make_states(self, num_slots: int) -> States:
         """The recurrent states of all slots, as texts begin with them."""
         return make_states(self.state_specs, num_slots, self.device)
@@ -84,6 +104,7 @@ class Model:
                 keys=empty(spec, spec.key_dim),
                 values=empty(spec, spec.value_dim),
                 kernel=kernels[spec],
+                chunk_len=spec.chunk_len,
             )
             for spec in self.layer_specs
         )
@@ -111,6 +132,7 @@ class Model:
             logits_to_keep=inputs.logit_rows,
             attention_batch=inputs.attention,
             **({"past_key_values": inputs.states} if inputs.states is not None else {}),
+            **past_lengths(self.module.config, inputs.positions),
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -152,9 +174,10 @@ def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model
     """
     module.train(mode=False)
     config = module.config
+    drop_towers(module, lambda: observe_layers(name, module))
     num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
-    cut_batches(module)
     layers = observe_layers(name, module)
+    cut_batches(module, token_by_token=layers.go_on_by_token)
     # of layers that other ranks share, transformers wraps the calls
     if tp_size == 1 and pack_linears(module):
         observe_layers(name, module)  # whether its code is content with layers that are packed
@@ -199,6 +222,7 @@ def load_config(name: str) -> PreTrainedConfig:
         raise UnsupportedModelError(
             f"model {name!r} has no usable config.json: {type(error).__name__}: {first_line(error)}"
         ) from error
+    add_plan(config)
     return config
 
 

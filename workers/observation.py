@@ -4,13 +4,13 @@ Reading head counts and windows from the configuration means guessing the names 
 architecture gives them, and how it uses them. So a model runs two tokens, once, when it is loaded,
 and what reaches the attention function is noted: shapes, how often each layer calls it, and whether
 the window it names is that of the mask which the model has asked transformers for. While a model is
-served, no mask is made: causality and the window are all that the paged attention knows.
+served, no mask is made: causality, windows and chunks are all that the paged attention knows.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from workers import attention
 from workers.attention import AttentionObserver
 from workers.errors import UnsupportedModelError, first_line
+from workers.model_cache import past_lengths
 from workers.paged_kernel import LayerSpec, ScoreRule
 from workers.recurrent import StateObserver, StateSpec, find_layers
 
-PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 # Some have attention too.
 RECURRENT_LAYER_TYPES = frozenset({"linear_attention", "conv", "hybrid"})
 STATELESS_LAYER_TYPES = frozenset({"mlp", "moe"})
@@ -44,17 +45,25 @@ class _Mask:
     """How many tokens each one sees, itself included; None for all before it."""
     is_plain: bool
     """Whether it is a causal mask, with or without a window."""
+    chunk_len: int | None = None
+    """Whether it is a causal mask within chunks of so many tokens."""
 
 
 class LayerObserver(AttentionObserver):
     """Stands in for an AttentionBatch while a model is observed."""
 
-    def __init__(self, context_len: int) -> None:
-        """Make an observer; `context_len` is how far the windows of masks are looked for."""
+    def __init__(self, context_len: int, chunk_len: int | None) -> None:
+        """Make an observer.
+
+        Args:
+            context_len: how far the windows of masks are looked for.
+            chunk_len: what the chunks of masks are, if they have any.
+        """
         self.specs: dict[int, LayerSpec] = {}
         self.num_calls: Counter[int] = Counter()
         self.problems: list[str] = []
         self._context_len = context_len
+        self._chunk_len = chunk_len if chunk_len and chunk_len < context_len else None
         self._masks: list[tuple[Tensor, _Mask]] = []
 
     def observe(
@@ -95,22 +104,27 @@ class LayerObserver(AttentionObserver):
         return mask
 
     def _read(self, arguments: dict[str, Any]) -> _Mask:
-        """Look at two rows of the mask, far from its start."""
-        num_seen = []
-        rows = (self._context_len // 2, self._context_len - 1)
+        """Look at a few rows of the mask: far from its start, and where a chunk would begin."""
+        rows = [self._context_len // 2, self._context_len - 1]
+        if self._chunk_len is not None:
+            rows += [self._chunk_len - 1, self._chunk_len]
+        num_seen = {}
         for row in rows:
             far = {"q_length": 1, "kv_length": row + 2, "q_offset": row, "attention_mask": None}
             mask = sdpa_mask(**{**arguments, **far})
             assert mask is not None
             seen = mask[0, 0, 0]
-            num_seen.append(int(seen.sum()))
-            if not seen[row + 1 - num_seen[-1] : row + 1].all():
+            num_seen[row] = int(seen.sum())
+            if not seen[row + 1 - num_seen[row] : row + 1].all():
                 return _Mask(window=None, is_plain=False)
-        in_the_middle, at_the_end = num_seen
-        return _Mask(
-            window=at_the_end if at_the_end <= rows[1] else None,
-            is_plain=in_the_middle == min(at_the_end, rows[0] + 1),
-        )
+        most = num_seen[self._context_len - 1]
+        if all(number == min(most, row + 1) for row, number in num_seen.items()):
+            return _Mask(window=most if most < self._context_len else None, is_plain=True)
+        if self._chunk_len is not None and all(
+            number == row % self._chunk_len + 1 for row, number in num_seen.items()
+        ):
+            return _Mask(window=None, is_plain=False, chunk_len=self._chunk_len)
+        return _Mask(window=None, is_plain=False)
 
     def _compare(self, index: int, mask: Tensor, window: int | None) -> None:
         made = [info for tensor, info in self._masks if _share_storage(tensor, mask)]
@@ -119,9 +133,11 @@ class LayerObserver(AttentionObserver):
                 f"makes an attention mask of its own (layer {index}), which paged attention would "
                 "not see"
             )
+        elif made[0].chunk_len is not None and window is None:
+            self.specs[index] = replace(self.specs[index], chunk_len=made[0].chunk_len)
         elif not made[0].is_plain:
             self.problems.append(
-                "masks its attention otherwise than by causality and a sliding window "
+                "masks its attention otherwise than by causality and a sliding window or chunks "
                 f"(layer {index})"
             )
         elif self._shorter(made[0].window) != self._shorter(window):
@@ -155,6 +171,8 @@ class ObservedLayers:
 
     attention: tuple[LayerSpec, ...]
     states: tuple[StateSpec, ...]
+    go_on_by_token: bool
+    """Whether recurrent layers that are given several tokens forget the state before them."""
 
 
 def observe_layers(name: str, module: PreTrainedModel) -> ObservedLayers:
@@ -169,7 +187,9 @@ def observe_layers(name: str, module: PreTrainedModel) -> ObservedLayers:
     kind = f"model {name!r} ({config.model_type})"
     _check_config(kind, config)
     context_len = int(getattr(config, "max_position_embeddings", None) or MAX_MASK_LEN)
-    observer = LayerObserver(min(context_len, MAX_MASK_LEN))
+    observer = LayerObserver(
+        min(context_len, MAX_MASK_LEN), getattr(config, "attention_chunk_size", None)
+    )
     failure: Exception | None = None
     num_logits = 0
     states = StateObserver()
@@ -189,7 +209,9 @@ def observe_layers(name: str, module: PreTrainedModel) -> ObservedLayers:
     if problems:
         raise UnsupportedModelError(f"{kind} cannot be served: it {problems[0]}") from failure
     specs = tuple(spec for _, spec in sorted(observer.specs.items()))
-    return ObservedLayers(attention=specs, states=states.specs)
+    return ObservedLayers(
+        attention=specs, states=states.specs, go_on_by_token=_go_on_by_token(module, states)
+    )
 
 
 def _count_problems(observer: LayerObserver, config: Any) -> list[str]:
@@ -215,6 +237,22 @@ def _state_problems(module: PreTrainedModel, states: StateObserver, config: Any)
     return []
 
 
+def _go_on_by_token(module: PreTrainedModel, states: StateObserver) -> bool:
+    """Whether the first recurrent state comes out the same, whatever it was before the tokens.
+
+    Some scans begin with zeros: `generate` runs several tokens at the beginning of a text only.
+    """
+    keys = [key for key in states.values if key.kind == "recurrent"]
+    if not keys or module.device.type == "meta":
+        return False
+    ends = []
+    for number in (0.0, 1.0):
+        going_on = states.with_recurrent(number)
+        _run(module, LayerObserver(NUM_TOKENS, None), going_on)
+        ends.append(going_on.values[min(keys)])
+    return torch.equal(*ends)
+
+
 def _recurrent_layers(config: Any) -> set[int]:
     return {n for n, kind in enumerate(_layer_types(config)) if kind in RECURRENT_LAYER_TYPES}
 
@@ -235,14 +273,9 @@ def _check_config(kind: str, config: Any) -> None:
     if odd_layers:
         raise UnsupportedModelError(
             f"{kind} has layers of type {' or '.join(map(repr, sorted(odd_layers)))}, whose state "
-            "cannot be paged and rolled back; full and sliding-window attention can be served, and "
-            "linear attention, state spaces and convolutions that transformers keeps a state of"
-        )
-    has_layers_without_rope = not all(getattr(config, "no_rope_layers", None) or [True])
-    if getattr(config, "attn_temperature_tuning", False) and has_layers_without_rope:
-        raise UnsupportedModelError(
-            f"{kind} cannot be served: it scales queries by how many tokens its own cache holds "
-            "(attn_temperature_tuning), and it has none here"
+            "cannot be paged and rolled back; attention can be served in full, within a sliding "
+            "window and in chunks, and linear attention, state spaces and convolutions that "
+            "transformers keeps a state of"
         )
 
 
@@ -252,15 +285,17 @@ def _run(module: PreTrainedModel, observer: LayerObserver, states: StateObserver
     # of a meta tensor, transformers cannot ask whether its positions are those of packed sequences
     has_numbers = module.device.type != "meta"
     has_states = bool(_recurrent_layers(module.config.get_text_config()))
+    positions = torch.arange(NUM_TOKENS, device=module.device)[None]
     with torch.inference_mode(), _masks_made_by(observer, module, is_wanted=has_numbers):
         output = module(
             input_ids=tokens,
-            position_ids=torch.arange(NUM_TOKENS, device=module.device)[None],
+            position_ids=positions,
             use_cache=False,
             logits_to_keep=torch.tensor([NUM_TOKENS - 1], device=module.device),
             attention_batch=observer,
             # only where it is needed: it lets transformers make other masks
             **({"past_key_values": states} if has_states else {}),
+            **past_lengths(module.config, positions),
         )
     return int(output.logits.shape[1])
 

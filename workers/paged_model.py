@@ -1,6 +1,7 @@
 """A model together with its paged cache: runs the new tokens of many sequences in one forward."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,14 +84,15 @@ class PagedModel:
             ranks: of the group that this process is in, if it is in one.
             early_exit_layer: how many of the first layers can be run alone, if any can.
         """
-        self.model = model
-        early = None if early_exit_layer is None else first_layers(model, early_exit_layer)
         self.max_model_len, shares = _size_cache(model, options)
         self.num_blocks, self.num_states = shares.num_blocks, shares.num_states
         if ranks is not None:
             self.max_model_len = ranks.least(self.max_model_len)
             self.num_blocks = ranks.least(self.num_blocks)
             self.num_states = ranks.least(self.num_states)
+        self.model = model = model.for_texts_of(self.max_model_len)
+        early = None if early_exit_layer is None else first_layers(model, early_exit_layer)
+        _check_blocks(model, options.block_size)
         self.block_size = options.block_size
         self._ranks = ranks
         # one block more than sequences are given: see `scratch_plan`
@@ -265,6 +267,17 @@ def _size_cache(model: Model, options: CacheOptions) -> tuple[int, CacheShares]:
             options.max_num_seqs,
         )
     return max_model_len, shares
+
+
+def _check_blocks(model: Model, block_size: int) -> None:
+    """Raise ConfigError if a block would reach over the edge of a chunk."""
+    for chunk_len in (spec.chunk_len for spec in model.layer_specs):
+        if chunk_len is not None and chunk_len % block_size:
+            raise ConfigError(
+                f"block_size is {block_size}, but {model.name!r} attends in chunks of {chunk_len} "
+                "tokens (attention_chunk_size), which it must divide; use "
+                f"block_size={math.gcd(chunk_len, block_size)}"
+            )
 
 
 def _cache_bytes(device: torch.device, options: CacheOptions) -> float:

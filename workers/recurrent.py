@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from workers.model_cache import NoCache
 from workers.state_slots import StateMoves
 from workers.step_plan import Chunk
 
@@ -102,25 +103,21 @@ class LayerStates:
         return False
 
 
-class _NoCache:
-    """What attention layers, and those who make masks, find in the cache that they are given."""
-
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Leave keys and values as they are: `paged_attention` writes them."""
-        return keys, values
-
-    def get_query_offset(self, _: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, _: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-
-class StateObserver(LayerStates, _NoCache):
+class StateObserver(LayerStates, NoCache):
     """Stands in for the states of sequences while a model is observed, which runs one sequence."""
 
-    def __init__(self) -> None:
-        super().__init__({})
+    def __init__(self, values: dict[StateKey, Tensor] | None = None) -> None:
+        """`values` are the states to begin with, if the text has begun."""
+        super().__init__(values or {})
+
+    def with_recurrent(self, number: float) -> "StateObserver":
+        """One that begins with these convolutions, and with this number in all other states."""
+        return StateObserver(
+            {
+                key: torch.full_like(value, number) if key.kind == "recurrent" else value.clone()
+                for key, value in self.values.items()
+            }
+        )
 
     @property
     def specs(self) -> tuple[StateSpec, ...]:
@@ -143,7 +140,7 @@ class _Rectangle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepStates(_NoCache):
+class StepStates(NoCache):
     """The states of all sequences as a step needs them: given to the model as its cache."""
 
     states: States
@@ -206,14 +203,18 @@ def find_layers(module: nn.Module) -> Iterator[nn.Module]:
             yield layer
 
 
-def cut_batches(module: nn.Module) -> None:
-    """Have the recurrent layers of a model run flattened batches, where they get StepStates."""
+def cut_batches(module: nn.Module, *, token_by_token: bool) -> None:
+    """Have the recurrent layers of a model run flattened batches, where they get StepStates.
+
+    Args:
+        token_by_token: for layers that go on from a state with one token at a time only.
+    """
     for layer in find_layers(module):
-        layer.forward = _forward_in_rectangles(layer, layer.forward)
+        layer.forward = _forward_in_rectangles(layer, layer.forward, token_by_token)
 
 
 def _forward_in_rectangles(
-    layer: nn.Module, forward: Callable[..., Tensor]
+    layer: nn.Module, forward: Callable[..., Tensor], token_by_token: bool
 ) -> Callable[..., Tensor]:
     index = layer.layer_idx
     assert isinstance(index, int)
@@ -224,8 +225,11 @@ def _forward_in_rectangles(
         if not isinstance(cache, StepStates):
             return forward(hidden_states, **arguments)
         arguments = {k: v for k, v in arguments.items() if k not in (name, "attention_batch")}
-        return cache.run(
-            index, hidden_states, lambda part, own: forward(part, **{name: own}, **arguments)
-        )
+
+        def run_part(part: Tensor, own: LayerStates) -> Tensor:
+            columns = part.split(1, dim=1) if token_by_token else [part]
+            return torch.cat([forward(x, **{name: own}, **arguments) for x in columns], dim=1)
+
+        return cache.run(index, hidden_states, run_part)
 
     return run

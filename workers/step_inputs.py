@@ -35,6 +35,8 @@ class LayerCache:
     """# [num_slots, num_kv_heads, value_dim]"""
     kernel: PagedKernel | None = None
     """The fused kernel, where this device, dtype and shape have one that was seen to work."""
+    chunk_len: int | None = None
+    """In how many tokens the layer cuts a text, to attend within each piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,13 @@ class AttentionBatch:
     output_index: Tensor | None = None
     """Where each token's output stands among the groups' padded outputs.  # [N]"""
     varlen: VarlenBatch | None = None
+    chunked: Mapping[int, "AttentionBatch"] = field(default_factory=dict)
+    """The step for layers that attend within chunks, by the length of these."""
     _masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+
+    def cut_for(self, layer: LayerCache) -> "AttentionBatch":
+        """The step as this layer attends."""
+        return self if layer.chunk_len is None else self.chunked[layer.chunk_len]
 
     def mask(self, group_index: int, heads_per_kv: int, window: int | None) -> Tensor:
         """The group's mask, built once per step for all layers alike."""
@@ -116,16 +124,7 @@ def step_inputs(
     chunks = plan.chunks
     tokens = [t if 0 <= t < vocab_size else UNKNOWN_TOKEN for t in plan.tokens]
     positions = [p for c in chunks for p in range(c.cached_len, c.cached_len + c.num_new)]
-    slot_mapping = [slot for chunk in chunks for slot in _new_slots(chunk, block_size)]
-    attention = AttentionBatch(
-        layers={layer.layer: layer for layer in layers},
-        slot_mapping=torch.tensor(slot_mapping, device=device),
-    )
-    if any(layer.kernel is not None for layer in layers):
-        attention.varlen = _varlen_batch(chunks, device)
-    if any(layer.kernel is None for layer in layers):
-        all_slots = [_all_slots(chunk, block_size) for chunk in chunks]
-        attention.groups, attention.output_index = _build_groups(chunks, all_slots, device)
+    attention = _attention_batch(chunks, layers, block_size, device)
     return StepInputs(
         tokens=torch.tensor([tokens], device=device),
         positions=torch.tensor([positions], device=device),
@@ -133,6 +132,48 @@ def step_inputs(
         attention=attention,
         states=step_states(states, chunks, device) if states else None,
     )
+
+
+def _attention_batch(
+    chunks: Sequence[Chunk], layers: Sequence[LayerCache], block_size: int, device: torch.device
+) -> AttentionBatch:
+    slot_mapping = [slot for chunk in chunks for slot in _new_slots(chunk, block_size)]
+    by_number = {layer.layer: layer for layer in layers}
+    slots = torch.tensor(slot_mapping, device=device)
+
+    def batch_of(chunk_len: int | None) -> AttentionBatch:
+        attending = [layer for layer in layers if layer.chunk_len == chunk_len]
+        pieces = chunks if chunk_len is None else cut(chunks, chunk_len, block_size)
+        batch = AttentionBatch(layers=by_number, slot_mapping=slots)
+        if any(layer.kernel is not None for layer in attending):
+            batch.varlen = _varlen_batch(pieces, device)
+        if any(layer.kernel is None for layer in attending):
+            all_slots = [_all_slots(piece, block_size) for piece in pieces]
+            batch.groups, batch.output_index = _build_groups(pieces, all_slots, device)
+        return batch
+
+    lens = {layer.chunk_len for layer in layers if layer.chunk_len is not None}
+    batch = batch_of(None)
+    batch.chunked = {chunk_len: batch_of(chunk_len) for chunk_len in lens}
+    return batch
+
+
+def cut(chunks: Sequence[Chunk], chunk_len: int, block_size: int) -> list[Chunk]:
+    """The new tokens of a step as sequences that begin where attention in chunks does.
+
+    What is left is plain attention. Blocks must not reach over the edge of a chunk.
+    """
+    assert chunk_len % block_size == 0
+    pieces = []
+    for chunk in chunks:
+        begin, end = chunk.cached_len, chunk.cached_len + chunk.num_new
+        while begin < end:
+            start = begin - begin % chunk_len
+            stop = min(end, start + chunk_len)
+            blocks = chunk.block_table[start // block_size : -(-stop // block_size)]
+            pieces.append(Chunk(cached_len=begin - start, num_new=stop - begin, block_table=blocks))
+            begin = stop
+    return pieces
 
 
 def _new_slots(chunk: Chunk, block_size: int) -> list[int]:

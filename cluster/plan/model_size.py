@@ -21,15 +21,19 @@ from workers.loading import build_without_weights
 from workers.model import load_config, max_position_of
 from workers.observation import observe_layers
 from workers.precision import chosen_dtype, own_dtype
+from workers.tensor_plans import has_whole_experts
+from workers.wrappers import drop_towers
 
 # How the styles of transformers' plans cut a parameter: along its outputs, the last dimension but
 # one, or along its inputs, the last.
 OUTPUT_STYLES = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "packed_colwise"})
 INPUT_STYLES = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "packed_rowwise"})
 EMBEDDING_DIMS = {"embedding_rowwise": 0, "embedding_colwise": 1}
+EXPERT_STYLES = frozenset({"grouped_gemm"})
 WHOLE_STYLES = frozenset(
     {
         "all_reduce",
+        "ep_dispatch_experts",
         "local_params",
         "mla_kv_a_proj",
         "moe_identity_expert",
@@ -78,6 +82,7 @@ def size_model(
     check_tensor_parallel(name, config, tp_size)
     torch_dtype, remarks = _choose_dtype(name, config, dtype, on_gpu=on_gpu)
     module = build_without_weights(name, config, torch_dtype)
+    drop_towers(module, lambda: observe_layers(name, module))
     if tp_size > 1:
         _cut_to_rank(name, module, tp_size)
     try:
@@ -137,9 +142,11 @@ def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
 
     Where ranks would exchange what changes a shape, hooks make that shape.
     """
-    plan: dict[str, str] = module.tp_plan
-    unknown = set(plan.values()) - OUTPUT_STYLES - INPUT_STYLES - {*EMBEDDING_DIMS} - WHOLE_STYLES
-    if unknown:
+    plan: dict[str, str] = dict(module.tp_plan)
+    if has_whole_experts(module.config):
+        plan |= module.ep_plan
+    known = OUTPUT_STYLES | INPUT_STYLES | {*EMBEDDING_DIMS} | EXPERT_STYLES | WHOLE_STYLES
+    if unknown := set(plan.values()) - known:
         raise UnsupportedModelError(
             f"the tensor-parallel plan of {name!r} shares parameters in a way that cannot be "
             f"foreseen: {', '.join(sorted(unknown))}"
@@ -168,6 +175,8 @@ def _cut_parameter(whole: nn.Parameter, name: str, style: str | None, tp_size: i
         dim = whole.ndim - 1
     elif style in EMBEDDING_DIMS:
         dim = EMBEDDING_DIMS[style]
+    elif style in EXPERT_STYLES:
+        dim = 0
     else:
         return whole
     shape = list(whole.shape)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
+from transformers.distributed.expert_parallel import ExpertParallelLayer, apply_expert_parallelism
 from transformers.distributed.tensor_parallel import (
     ALL_PARALLEL_STYLES,
     TensorParallelLayer,
@@ -32,7 +33,7 @@ from cluster.plan.planning import Plan, make_plan
 from cluster.plan.tables import format_plan
 from cluster.topology import GIB
 from tandem.__main__ import main
-from tests.tiny_models import RECURRENT, SUPPORTED, make_config, save_model
+from tests.tiny_models import SERVED, SUPPORTED, make_config, save_model
 from workers import attention
 from workers.cache_size import CacheShares
 from workers.drafters import model as draft_model
@@ -41,8 +42,9 @@ from workers.errors import ConfigError
 from workers.model import load_model
 from workers.observation import observe_layers
 from workers.paged_model import CacheOptions, PagedModel
+from workers.tensor_plans import add_plan, has_whole_experts
 
-WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode", "gpt_oss"}
+WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode"}
 # Of few layers, which are quickly built.
 LLAMA_70B = {
     "vocab_size": 128256,
@@ -75,7 +77,7 @@ LAPTOP = {"name": "laptop", "num_cpus": 4, "memory_gib": 8}
 # Sizes
 
 
-@pytest.mark.parametrize("family", [*SUPPORTED, *RECURRENT, "mpt"])
+@pytest.mark.parametrize("family", SERVED)
 def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     model = load_model(save_model(tmp_path, family), dtype="bfloat16", device="cpu")
     for weights in tmp_path.glob("*.safetensors"):
@@ -86,6 +88,12 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     assert size.state_bytes == model.state_bytes
     assert size.max_position == model.max_position
     assert size.dtype == "bfloat16"
+
+
+def test_experts_have_a_size_in_any_dtype(tmp_path: Path) -> None:
+    make_config("mixtral").save_pretrained(tmp_path)
+    in_half = size_model(str(tmp_path), dtype="bfloat16").weight_bytes
+    assert size_model(str(tmp_path), dtype="float32").weight_bytes == 2 * in_half
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +107,18 @@ def fake_ranks() -> Iterator[int]:
 def sharded_by_transformers(family: str, tp_size: int) -> PreTrainedModel:
     """As loading with a plan does it, without weights."""
     attention.register()
+    config = make_config(family)
+    add_plan(config)
     with torch.device("meta"), no_tie_weights():
         model = AutoModelForCausalLM.from_config(
-            make_config(family),
-            dtype=torch.bfloat16,
-            attn_implementation=attention.ATTENTION_NAME,
+            config, dtype=torch.bfloat16, attn_implementation=attention.ATTENTION_NAME
         )
-    plan, _, _ = model._resolve_parallel_plans(DistributedConfig(tp_size=tp_size, tp_plan="auto"))
+    ep_size = tp_size if has_whole_experts(config) else 1
+    distributed = DistributedConfig(tp_size=tp_size, tp_plan="auto", ep_size=ep_size)
+    plan, expert_plan, _ = model._resolve_parallel_plans(distributed)
     mesh = init_device_mesh("cpu", (tp_size,), mesh_dim_names=("tp",))
-    return apply_tensor_parallelism(model, mesh, plan)
+    apply_tensor_parallelism(model, mesh, plan)
+    return apply_expert_parallelism(model, mesh, mesh, expert_plan)
 
 
 @pytest.mark.parametrize("family", sorted({*SUPPORTED} - WITHOUT_TP_PLAN))
@@ -133,13 +144,11 @@ def test_every_way_of_transformers_to_share_is_known() -> None:
         model_size.OUTPUT_STYLES
         | model_size.INPUT_STYLES
         | {*model_size.EMBEDDING_DIMS}
+        | model_size.EXPERT_STYLES
         | model_size.WHOLE_STYLES
     )
-    registered = {
-        name
-        for name, style in ALL_PARALLEL_STYLES.items()
-        if isinstance(style, TensorParallelLayer)
-    }
+    kinds = (TensorParallelLayer, ExpertParallelLayer)
+    registered = {name for name, style in ALL_PARALLEL_STYLES.items() if isinstance(style, kinds)}
     assert registered == known
 
 

@@ -12,8 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
-    LlavaConfig,
     PreTrainedModel,
+    Qwen2AudioConfig,
     T5Config,
 )
 
@@ -157,11 +157,11 @@ def test_a_bad_field_of_the_config_is_named(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         (
-            LlavaConfig(
-                text_config={"model_type": "llama", "hidden_size": 32, "vocab_size": 97},
-                vision_config={"model_type": "siglip_vision_model", "hidden_size": 32},
+            Qwen2AudioConfig(
+                text_config={"model_type": "qwen2", "hidden_size": 32, "vocab_size": 97},
+                audio_config={"model_type": "qwen2_audio_encoder"},
             ),
-            "inside a multimodal wrapper, which is not served yet",
+            "inside a multimodal wrapper that transformers does not list",
         ),
         (T5Config(d_model=16, num_layers=1), "an encoder-decoder, no causal language model"),
     ],

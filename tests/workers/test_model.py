@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.tiny_models import (
-    RARE,
-    RECURRENT,
-    SUPPORTED,
+    SERVED,
     UNSUPPORTED,
     VOCAB_SIZE,
+    WRAPPED,
+    load_reference,
     make_config,
     save_model,
 )
@@ -108,7 +108,7 @@ def test_logits_are_the_same_in_any_batch(
         assert torch.equal(of_batch, of_single_tokens)
 
 
-@pytest.mark.parametrize("family", sorted({**SUPPORTED, **RARE, **RECURRENT}))
+@pytest.mark.parametrize("family", sorted(SERVED))
 @pytest.mark.parametrize("path", ["kernel", "gather"])
 def test_paged_forward_equals_the_models_own(
     path: str, family: str, tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
@@ -117,7 +117,7 @@ def test_paged_forward_equals_the_models_own(
         monkeypatch.setattr(CpuKernel, "find", lambda *_, **__: None)
     model = tiny_model(family)
     sequences = random_sequences()
-    reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
+    reference = load_reference(model.name)
     for sequence, paged in zip(sequences, paged_logits(model, sequences), strict=True):
         with torch.no_grad():
             expected = reference(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
@@ -125,6 +125,18 @@ def test_paged_forward_equals_the_models_own(
         # a recurrence in chunks and token by token is not the same sum
         tolerance = 1e-4 if model.state_specs else 1e-5
         torch.testing.assert_close(paged, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("family", WRAPPED)
+def test_what_a_wrapper_has_for_pictures_takes_no_memory(
+    family: str, tiny_model: Callable[..., Model]
+) -> None:
+    """Its tower, and what makes embeddings of what the tower gives."""
+    model = tiny_model(family)
+    whole = load_reference(model.name)
+    needed = {*whole.get_decoder().parameters(), *whole.get_output_embeddings().parameters()}
+    assert model.num_weight_bytes == sum(weight.nbytes for weight in needed)
+    assert not [name for name, _ in model.module.named_modules() if "vision" in name]
 
 
 @pytest.mark.parametrize("family", sorted(UNSUPPORTED))

@@ -19,10 +19,6 @@ REFUSED = {
     ),
     "doge": ({}, "an attention mask of its own"),
     "diffllama": ({}, "attends 2 times in one layer"),
-    "llama4": (
-        {"attn_temperature_tuning": True},
-        "scales queries by how many tokens its own cache",
-    ),
     "rwkv": ({}, "takes 0 of its 2 layers through transformers' attention interface"),
     "falcon": ({}, "attention classes of its own"),
     "bert": ({}, "in both directions"),
@@ -36,9 +32,7 @@ def test_what_pages_cannot_hold_is_refused(family: str, tmp_path: Path) -> None:
     name = save_model(tmp_path, family, **changes)
     with pytest.raises(UnsupportedModelError, match=reason) as caught:
         load_model(name, dtype="float32", device="cpu")
-    assert f"model {name!r} ({'llama4_text' if family == 'llama4' else family})" in str(
-        caught.value
-    )
+    assert f"model {name!r} ({family})" in str(caught.value)
 
 
 def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
@@ -62,11 +56,13 @@ def test_a_window_that_the_mask_lacks_is_refused_too(tmp_path: Path) -> None:
         load_model(name, dtype="float32", device="cpu")
 
 
-def test_chunks_are_no_window(tmp_path: Path) -> None:
-    layer_types = ["chunked_attention", "full_attention", "full_attention"]
-    name = save_model(tmp_path, "llama4", layer_types=layer_types, attention_chunk_size=WINDOW)
-    with pytest.raises(UnsupportedModelError, match="'chunked_attention'"):
-        load_model(name, dtype="float32", device="cpu")
+def test_chunks_are_seen_in_the_mask(tmp_path: Path) -> None:
+    """No layer names them to the attention function."""
+    model = load_model(save_model(tmp_path, "llama4"), dtype="float32", device="cpu")
+    assert [spec.chunk_len for spec in model.layer_specs] == [WINDOW, None, WINDOW]
+    longer = save_model(tmp_path / "longer", "llama4", attention_chunk_size=MAX_POSITION)
+    model = load_model(longer, dtype="float32", device="cpu")
+    assert {spec.chunk_len for spec in model.layer_specs} == {None}
 
 
 def test_observing_leaves_transformers_as_it_was(tmp_path: Path) -> None:

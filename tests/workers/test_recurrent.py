@@ -4,10 +4,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from tests.tiny_models import RECURRENT, VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED, generate, make_prompt
 from workers.cache_size import CacheNeeds, CacheShares, share_cache
 from workers.drafters.model import ModelDrafter
@@ -20,30 +18,6 @@ from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult
 
 NUM_TOKENS = 40
-
-
-@pytest.mark.parametrize("family", RECURRENT)
-def test_text_is_that_of_generate_with_any_drafts(
-    family: str, tiny_model: Callable[..., Model]
-) -> None:
-    model, prompt, rng = tiny_model(family), make_prompt(3, 21), random.Random(0)
-    reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
-    expected = reference.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-    )[0, len(prompt) :].tolist()
-    text = [*prompt, *expected]
-
-    def drafts(_: str, tokens: list[int]) -> list[int]:
-        right = text[len(tokens) : len(tokens) + rng.randrange(5)]
-        return right + rng.choices(range(VOCAB_SIZE), k=rng.randrange(4))
-
-    assert generate(Target(model, CACHE), prompt, NUM_TOKENS) == expected
-    in_chunks = Target(model, CACHE, max_batched_tokens=16)
-    assert generate(in_chunks, prompt, NUM_TOKENS, drafts=drafts, forget_every=7) == expected
 
 
 class Router:

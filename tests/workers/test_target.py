@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from tests.tiny_models import VOCAB_SIZE, save_model, save_tokenizer
+from tests.tiny_models import VOCAB_SIZE, load_reference, save_model, save_tokenizer
 from tests.workers.decoding import (
     CACHE,
     GREEDY,
@@ -53,7 +52,7 @@ def knowing_drafts(truth: Sequence[int], prompt_len: int, length: int, wrong_eve
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
 def test_greedy_equals_transformers_generate(family: str, tiny_model: Callable[..., Model]) -> None:
     model = tiny_model(family)
-    reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
+    reference = load_reference(model.name)
     for seed in range(4):
         prompt = make_prompt(seed, 5 + 9 * seed)
         expected = reference.generate(

@@ -1,16 +1,17 @@
-"""Rolling back drafts across the edge of a sliding window changes no text."""
+"""Rolling back drafts across the edge of a sliding window, or of a chunk, changes no text."""
 
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import VOCAB_SIZE, load_reference
 from tests.workers.decoding import CACHE, GREEDY, Drafts, generate, make_prompt
 from workers.drafters.model import ModelDrafter
+from workers.errors import ConfigError
 from workers.model import Model
+from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.types import ProposeRequest
 
@@ -19,7 +20,12 @@ NUM_TOKENS = 40
 GAMMA = 8
 NUM_SHARED = 24
 PROMPT_LENS = (20, 31, 33, 44)
-FAMILIES = ["gemma3", "mistral", "gpt_oss"]
+EDGES = {
+    "gemma3": "sliding_window",
+    "mistral": "sliding_window",
+    "gpt_oss": "sliding_window",
+    "llama4": "attention_chunk_size",
+}
 
 
 def half_wrong(drafter: ModelDrafter) -> Drafts:
@@ -55,13 +61,13 @@ def half_wrong(drafter: ModelDrafter) -> Drafts:
     return propose
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EDGES)
 def test_texts_across_the_edge_are_those_of_transformers(
     family: str, tiny_model: Callable[..., Model]
 ) -> None:
     """Prompts share their beginning, which the second finds in the cache of prefixes."""
-    model = tiny_model(family, sliding_window=WINDOW)
-    reference = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
+    model = tiny_model(family, **{EDGES[family]: WINDOW})
+    reference = load_reference(model.name)
     with_drafts = Target(model, CACHE)
     drafts = half_wrong(ModelDrafter(model, CACHE))
     shared = make_prompt(1, NUM_SHARED)
@@ -75,12 +81,12 @@ def test_texts_across_the_edge_are_those_of_transformers(
         assert generate(with_drafts, prompt, NUM_TOKENS, drafts=drafts, seq_id=name) == plain
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EDGES)
 def test_drafts_across_the_edge_are_those_of_a_new_drafter(
     family: str, tiny_model: Callable[..., Model]
 ) -> None:
     """As the draft's own model is the target, each of its drafts is right if its cache is."""
-    model = tiny_model(family, sliding_window=WINDOW)
+    model = tiny_model(family, **{EDGES[family]: WINDOW})
     drafter = ModelDrafter(model, CACHE)
     prompt = make_prompt(2, WINDOW - 5)
     plain = generate(Target(model, CACHE), prompt, NUM_TOKENS)
@@ -102,3 +108,19 @@ def test_drafts_across_the_edge_are_those_of_a_new_drafter(
         assert list(result.draft_tokens) == plain[done : done + GAMMA]
         base_len = len(tokens)
         tokens += plain[done : done + 3]  # what was drafted beyond it has to go
+
+
+def test_blocks_reach_over_no_edge_of_a_chunk(tiny_model: Callable[..., Model]) -> None:
+    with pytest.raises(ConfigError, match=r"block_size is 12, but .* chunks of 32 .*block_size=4"):
+        Target(tiny_model("llama4", attention_chunk_size=WINDOW), CacheOptions(block_size=12))
+
+
+def test_a_chunk_that_no_text_is_longer_than_is_none(tiny_model: Callable[..., Model]) -> None:
+    """So that the forward can be compiled, which no chunk begins in."""
+    model = tiny_model("llama4", attention_chunk_size=WINDOW)
+    longer = Target(model, CACHE)
+    assert "how many chunks" in str(longer._paged.model.irregularity)
+    short = Target(model, CacheOptions(block_size=5, max_model_len=WINDOW))
+    assert short._paged.model.irregularity is None
+    prompt = make_prompt(4, WINDOW // 2)
+    assert generate(short, prompt, WINDOW // 2) == generate(longer, prompt, WINDOW // 2)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,15 @@ import psutil
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from workers import attention, step_inputs
+from workers import attention, model_cache, step_inputs
 from workers.cpu import kernel as cpu_kernel
 from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
 from workers.first_layers import first_layers
 from workers.model import Model, load_model
+from workers.model_cache import past_lengths
 from workers.paged_kernel import PagedKernel, VarlenBatch
 from workers.precision import DTYPES
 from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
@@ -58,10 +60,16 @@ class StepSpec:
 class StepModule(nn.Module):
     """The model's forward with nothing but tensors going in and out."""
 
-    def __init__(self, module: nn.Module, kernels: Sequence[PagedKernel | None]) -> None:
+    def __init__(self, module: PreTrainedModel, kernels: Mapping[int, PagedKernel | None]) -> None:
+        """`kernels` are those of the layers with attention, by their numbers in the model."""
         super().__init__()
         self.module = module
         self._kernels = kernels
+
+    @classmethod
+    def of(cls, model: Model, layers: Iterable[LayerCache]) -> "StepModule":
+        """The module for a cache of these layers."""
+        return cls(model.module, {layer.layer: layer.kernel for layer in layers})
 
     def forward(
         self,
@@ -76,9 +84,10 @@ class StepModule(nn.Module):
         values: list[Tensor],
     ) -> Tensor:
         """Shapes as in StepInputs, AttentionBatch, VarlenBatch; the caches layer by layer."""
+        caches = zip(self._kernels.items(), keys, values, strict=True)
         layers = {
-            index: LayerCache(layer=index, keys=keys[index], values=values[index], kernel=kernel)
-            for index, kernel in enumerate(self._kernels)
+            layer: LayerCache(layer=layer, keys=layer_keys, values=layer_values, kernel=kernel)
+            for (layer, kernel), layer_keys, layer_values in caches
         }
         varlen = VarlenBatch(
             query_starts=query_starts,
@@ -94,6 +103,7 @@ class StepModule(nn.Module):
             use_cache=False,
             logits_to_keep=logit_rows,
             attention_batch=batch,
+            **past_lengths(self.module.config, positions),
         )
         logits: Tensor = output.logits[0]
         return logits
@@ -160,8 +170,8 @@ def _obstacle(model: Model, block_size: int) -> str | None:
     """Why such a model is not compiled, if it is not."""
     if model.device.type != "cpu" or model.dtype not in COMPILED_DTYPES:
         return f"forwards in {model.dtype} on {model.device.type} are not"
-    if model.state_specs:
-        return "how its recurrent layers are run depends on the step"
+    if model.irregularity is not None:
+        return model.irregularity
     if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
         return "only our fused attention is one operator to a compiler, and it is not to be had"
     return None
@@ -182,7 +192,15 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
     config = model.module.config.to_dict()
     config.pop("_name_or_path", None)
     forward = sys.modules[type(model.module).__module__]
-    own_modules = (attention, step_inputs, cpu_kernel, native, packed_linear, step_probe)
+    own_modules = (
+        attention,
+        model_cache,
+        step_inputs,
+        cpu_kernel,
+        native,
+        packed_linear,
+        step_probe,
+    )
     traced = (forward, *own_modules, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
     shape = {
@@ -195,7 +213,7 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
 
 def _weights_of(model: Model) -> dict[str, Tensor]:
     """The weights by the names that a compiled forward has for them."""
-    module = StepModule(model.module, ())
+    module = StepModule(model.module, {})
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -240,8 +258,7 @@ def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
     if spec.num_first_layers is not None:
         model = first_layers(model, spec.num_first_layers)
     inputs = step_probe.make_inputs(model, step_probe.EXAMPLE, block_size=spec.block_size)
-    layers = inputs.attention.layers.values()
-    module = StepModule(model.module, [layer.kernel for layer in layers])
+    module = StepModule.of(model, inputs.attention.layers.values())
     auto = torch.export.Dim.AUTO
     vector, matrix = {0: auto}, {0: auto, 1: auto}
     caches = [vector for _ in model.layer_specs]

@@ -20,6 +20,8 @@ from workers.cpu import huge_pages, native
 
 # The layout is chosen for products of about this many tokens: a verification's.
 TYPICAL_NUM_TOKENS = 8
+# Layers of this name are not called: state spaces multiply by their weight themselves.
+WEIGHTS_READ = "dt_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ def pack_linears(module: nn.Module) -> int:
     num_packed = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear:
+            if type(child) is not nn.Linear or name == WEIGHTS_READ:
                 continue
             if (packed := _pack(child)) is not None:
                 setattr(parent, name, packed)

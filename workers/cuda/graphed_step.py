@@ -143,8 +143,8 @@ def obtain(model: Model, cache: CacheShape) -> GraphedStep | None:
     """
     if model.device.type != "cuda" or any(layer.kernel is None for layer in cache.layers):
         return None  # what the gather path launches depends on the step
-    if model.state_specs:
-        return None  # so does what recurrent layers launch
+    if model.irregularity is not None:
+        return None
     sizes = [size for size in SIZES if size <= cache.max_model_len]
     try:
         with torch.cuda.device(model.device):  # a thread begins with the first

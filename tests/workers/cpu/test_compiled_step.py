@@ -16,7 +16,7 @@ import torch
 from tests.tiny_models import save_model
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
 from workers.cpu import compiled_step, machine_cache, native, packed_linear, step_probe
-from workers.cpu.compiled_step import CompiledStep
+from workers.cpu.compiled_step import CompiledStep, StepModule
 from workers.cpu.packed_linear import has_streams
 from workers.cpu.step_probe import TOLERANCES, make_inputs
 from workers.model import Model, load_model
@@ -79,6 +79,19 @@ def test_compiled_logits_are_the_same_in_any_batch(family: str, dtype: str, tmp_
     ]
     for row in first_rows[1:]:
         assert torch.equal(row, first_rows[0])
+
+
+@needs_compiler
+def test_layers_without_attention_are_counted(tmp_path: Path) -> None:
+    """What is compiled knows attention layers by their numbers among all."""
+    kinds = ["mlp", "full_attention", "mlp", "full_attention"]
+    name = save_model(tmp_path, "nemotron_h", layers_block_type=kinds)
+    model = load_model(name, dtype="float32", device="cpu")
+    inputs = make_inputs(model, step_probe.EXAMPLE, block_size=BLOCK_SIZE)
+    step = StepModule.of(model, inputs.attention.layers.values())
+    expected = model.forward(make_inputs(model, step_probe.EXAMPLE, block_size=BLOCK_SIZE))
+    with torch.inference_mode():
+        torch.testing.assert_close(step(*compiled_step._tensors(inputs)), expected)
 
 
 @needs_compiler

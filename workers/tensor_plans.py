@@ -1,0 +1,44 @@
+"""Tensor-parallel plans for models that transformers has none for, in its own terms."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_ATTENTION = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+_MLP = {
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+PLANS: Mapping[str, Mapping[str, str]] = {
+    # each head has a sink, which the layer reads itself
+    "gpt_oss": {
+        **_ATTENTION,
+        "layers.*.self_attn.sinks": "colwise",
+        "layers.*.self_attn": "local_params",
+    },
+    "qwen3_vl_text": {**_ATTENTION, **_MLP},
+}
+"""By the type of the language model."""
+WHOLE_EXPERTS = frozenset({"gpt_oss"})
+"""Models whose experts go to the ranks whole, by transformers' plan for that: cut into parts, each
+rank would add the bias of an expert's output."""
+
+
+def add_plan(config: "PreTrainedConfig") -> None:
+    """Give a configuration our plan, if transformers has none for it."""
+    text_config: Any = config.get_text_config()  # on classes, plans are class variables
+    if not text_config.base_model_tp_plan and text_config.model_type in PLANS:
+        text_config.base_model_tp_plan = dict(PLANS[text_config.model_type])
+
+
+def has_whole_experts(config: "PreTrainedConfig") -> bool:
+    """Whether ranks share the model's experts whole."""
+    return config.get_text_config().model_type in WHOLE_EXPERTS
