@@ -13,7 +13,7 @@ from workers.types import HeterogeneousVocab
 Method = Literal["direct", "intersection", "retokenize"]
 
 LARGE_SHARE = 0.5
-"""Of each vocabulary's tokens, so many are in the other where `auto` takes the intersection."""
+"""Of each vocabulary's tokens, so many are in the other where `auto` does not go by the text."""
 SMALL_SHARE = 0.1
 """An intersection of fewer of the target's tokens is refused: little but single letters."""
 ADVICE = "use a draft of the target's family, drafter=prompt_lookup or drafter=none"
@@ -45,11 +45,12 @@ def compare_vocabularies(
     """Find out how a draft can serve a target, given the ids or folders of both.
 
     With `auto`, tokens are taken as they are where every id that both have is the same token to
-    both, those aside that were added to both vocabularies. Embedding sizes may differ, as large
-    models of a family pad theirs, and one may have tokens that the other lacks, as later models of
-    a family do: the target never takes an id that it does not know, and a drafter runs a stand-in
-    for one (see `step_inputs`). Else the intersection is taken where it has at least LARGE_SHARE of
-    both vocabularies, and where it has not, texts are tokenized again.
+    both, those aside that were added to both vocabularies, and these are at least LARGE_SHARE of
+    each. Embedding sizes may differ, as large models of a family pad theirs, and one may have
+    tokens that the other lacks, as later models of a family do: the target never takes an id that
+    it does not know, and a drafter runs a stand-in for one (see `step_inputs`). Else the
+    intersection is taken where it has at least LARGE_SHARE of both vocabularies, and where it has
+    not, texts are tokenized again.
 
     Raises VocabularyMismatchError where the tokens cannot be compared, and for an intersection of
     hardly any tokens.
@@ -59,7 +60,7 @@ def compare_vocabularies(
         if tokenizers[name] is None:
             _check_without_tokenizer(target, draft, lacking=role, wanted=wanted)
             return DraftVocabulary(method="direct")
-    if wanted == "auto" and not _have_conflict(tokenizers[target], tokenizers[draft]):
+    if wanted == "auto" and _agree(tokenizers[target], tokenizers[draft]):
         return DraftVocabulary(method="direct")
     token_map = TokenMap(
         Spelling(target, tokenizers[target]),
@@ -86,20 +87,24 @@ def _method(wanted: HeterogeneousVocab, token_map: TokenMap) -> Method:
     return "intersection" if share >= LARGE_SHARE else "retokenize"
 
 
-def _have_conflict(target: Any, draft: Any) -> bool:
-    """Whether the two tokenizers disagree about an id or a token that was not added to both."""
+def _agree(target: Any, draft: Any) -> bool:
+    """Whether the two tokenizers have much in common, and differ in no id or token but such as were
+    added to both."""
     target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    num_common = len(target_ids.keys() & draft_ids.keys())
+    if num_common < LARGE_SHARE * max(len(target_ids), len(draft_ids)):
+        return False
     target_names = {token_id: token for token, token_id in target_ids.items()}
     target_added, draft_added = _added(target), _added(draft)
     for token, token_id in draft_ids.items():
         known_as = target_names.get(token_id, token)
         are_added = known_as in target_added and token in draft_added
         if known_as != token and not are_added:
-            return True
+            return False
         is_moved = target_ids.get(token, token_id) != token_id
         if is_moved and not (token in target_added and token in draft_added):
-            return True
-    return False
+            return False
+    return True
 
 
 def _added(tokenizer: Any) -> set[str]:

@@ -111,6 +111,17 @@ def test_auto_looks_at_the_shares_of_both(tmp_path: Path) -> None:
     assert compare_vocabularies(names[11], names[4]).method == "retokenize"
 
 
+def test_the_same_ids_do_not_help_a_draft_that_lacks_most_tokens(tmp_path: Path) -> None:
+    """It would see stand-ins in their place."""
+    words = [*"abcdefg"]
+    longer, half, shorter = (
+        save_with_tokenizer(tmp_path / str(count), 97, words[:count]) for count in (6, 3, 2)
+    )
+    assert compare_vocabularies(longer, half).method == "direct"
+    assert compare_vocabularies(longer, shorter).method == "retokenize"
+    assert compare_vocabularies(shorter, longer).method == "retokenize"
+
+
 def test_an_intersection_of_hardly_any_tokens_is_refused(tmp_path: Path) -> None:
     target = save_speaking_model(tmp_path / "target", "byte level")
     draft = save_speaking_model(tmp_path / "draft", "words")
