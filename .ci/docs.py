@@ -14,7 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from transformers import PreTrainedConfig  # noqa: E402
+
 from cluster.options import AppArgs  # noqa: E402
+from cluster.placement import check_tensor_parallel  # noqa: E402
 from deployments.api.chat import ChatCompletionRequest  # noqa: E402
 from deployments.api.completions import CompletionRequest  # noqa: E402
 from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E402
@@ -22,9 +25,21 @@ from deployments.api.field_table import rows as field_rows  # noqa: E402
 from deployments.metrics import rows as metric_rows  # noqa: E402
 from deployments.router.request_log import __doc__ as request_log_table  # noqa: E402
 from tests.deployments.combinations import DRAFTERS, combinations  # noqa: E402
-from tests.tiny_models import RARE, RECURRENT, SUPPORTED  # noqa: E402
+from tests.tiny_models import SERVED, make_config  # noqa: E402
+from workers.errors import UnsupportedModelError  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
+from workers.tensor_plans import add_plan  # noqa: E402
 
+KINDS_OF_LAYERS = {
+    "full_attention": "full attention",
+    "sliding_attention": "sliding window",
+    "chunked_attention": "chunks",
+    "linear_attention": "recurrent",
+    "conv": "convolution",
+    "hybrid": "recurrent beside full attention",
+    "mlp": "no attention",
+    "moe": "no attention",
+}
 PACKAGES = ("tandem", "deployments", "cluster", "workers")
 MARKED = re.compile(r"(<!-- generated:(\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -93,8 +108,37 @@ def errors() -> str:
 
 
 def models() -> str:
-    """The model types that the test suite runs."""
-    return ", ".join(f"`{name}`" for name in sorted({*SUPPORTED, *RARE, *RECURRENT})) + ".\n"
+    """The model types that the test suite runs, and what each of them has."""
+    rows = {}
+    for family in SERVED:
+        config = make_config(family)
+        rows[config.model_type] = (
+            f"`{config.model_type}`",
+            ", ".join(kinds_of_layers(config)),
+            ranks(config),
+        )
+    return table(("model type", "layers", "groups"), (rows[name] for name in sorted(rows)))
+
+
+def kinds_of_layers(config: PreTrainedConfig) -> list[str]:
+    """How the layers of a model attend, or what else they do, in words."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    is_windowed = window is not None and window < text.max_position_embeddings
+    default = "sliding_attention" if is_windowed else "full_attention"
+    kinds = getattr(text, "layer_types", None) or [default]
+    return sorted({KINDS_OF_LAYERS[kind] for kind in kinds})
+
+
+def ranks(config: PreTrainedConfig) -> str:
+    """Whether a group of two ranks can share a model, by whose plan."""
+    plan_of_transformers = config.get_text_config().base_model_tp_plan
+    add_plan(config)
+    try:
+        check_tensor_parallel("", config, 2)
+    except UnsupportedModelError:
+        return ""
+    return "yes" if plan_of_transformers else "by a plan of ours"
 
 
 def what_works() -> str:
