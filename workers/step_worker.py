@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -85,11 +86,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         )
 
     def _make_grammar_compiler(self, model: Model) -> GrammarCompiler:
-        return GrammarCompiler(
-            lambda: find_tokenizer(model.name),
-            vocab_size=model.vocab_size,
-            end_tokens=model.eos_token_ids,
-        )
+        find = partial(find_tokenizer, model.name)
+        return GrammarCompiler(find, vocab_size=model.vocab_size, end_tokens=model.eos_token_ids)
 
     def start_compiling(self) -> threading.Thread:
         """See PagedModel."""
