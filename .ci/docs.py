@@ -137,8 +137,8 @@ def ranks(config: PreTrainedConfig) -> str:
     try:
         check_tensor_parallel("", config, 2)
     except UnsupportedModelError:
-        return ""
-    return "yes" if plan_of_transformers else "by a plan of ours"
+        return "no"
+    return "yes" if plan_of_transformers else "yes, by `workers/tensor_plans.py`"
 
 
 def what_works() -> str:
