@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.grammars import save_grammar_model
-from tests.tiny_models import MAX_POSITION, RARE, SUPPORTED, make_config, save_model
+from tests.tiny_models import MAX_POSITION, RARE, RECURRENT, SUPPORTED, make_config, save_model
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
 from workers.draft_law import read_law
 from workers.drafters import early_exit
 from workers.errors import ConfigError
-from workers.first_layers import first_layers
+from workers.first_layers import check_first_layers, first_layers
 from workers.grammar import Grammar
 from workers.model import Model, load_model
 from workers.paged_model import GIB, CacheOptions
@@ -140,9 +140,10 @@ class TestFirstLayers:
         sentence = f"early_exit_layer is {layer}, but {model.name!r} has 3 layers; it must be from "
         assert str(caught.value) == f"{sentence}1 to 2"
 
-    def test_recurrent_layers_do_not_draft(self, tiny_model: LoadModel) -> None:
-        with pytest.raises(ConfigError, match=r"early_exit_layer is 2, .* has recurrent layers"):
-            Target(tiny_model("qwen3_next"), CACHE, early_exit_layer=2)
+    @pytest.mark.parametrize("family", RECURRENT)
+    def test_recurrent_layers_do_not_draft(self, family: str) -> None:
+        with pytest.raises(ConfigError, match=r"early_exit_layer is 2, but 'x' has recurrent lay"):
+            check_first_layers("x", make_config(family), 2)
 
     def test_a_target_without_early_exit_makes_no_drafts(self, tiny_model: LoadModel) -> None:
         request = Writer(Target(tiny_model(), CACHE), make_prompt(1, 5)).request()
