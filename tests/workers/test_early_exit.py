@@ -11,7 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.grammars import save_grammar_model
-from tests.tiny_models import MAX_POSITION, RARE, RECURRENT, SUPPORTED, make_config, save_model
+from tests.tiny_models import (
+    MAX_POSITION,
+    RARE,
+    RECURRENT,
+    SUPPORTED,
+    WRAPPED,
+    load_reference,
+    make_config,
+    save_model,
+)
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
 from workers.draft_law import read_law
 from workers.drafters import early_exit
@@ -97,21 +106,21 @@ def idle(tmp_path: Path) -> Model:
 
 
 class TestFirstLayers:
-    @pytest.mark.parametrize("family", [*SUPPORTED, *RARE])
+    @pytest.mark.parametrize("family", [*SUPPORTED, *RARE, *WRAPPED])
     def test_they_are_a_model_of_so_many_layers(self, family: str, tmp_path: Path) -> None:
         """Of every family: what transformers makes of the same weights, one layer less."""
         name = save_model(tmp_path, family)
         model = load_model(name, dtype="float32", device="cpu")
-        config = make_config(family)
         shallow_config = make_config(family)
-        shallow_config.num_hidden_layers -= 1
-        if getattr(config, "layer_types", None):
-            shallow_config.layer_types = config.layer_types[:-1]
-        shallow: Any = AutoModelForCausalLM.from_config(shallow_config).eval()
-        whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        text_config: Any = shallow_config.get_text_config()
+        text_config.num_hidden_layers = num_layers = text_config.num_hidden_layers - 1
+        if getattr(text_config, "layer_types", None):
+            text_config.layer_types = text_config.layer_types[:-1]
+        whole: Any = load_reference(name)
+        shallow = type(whole)(shallow_config).eval()
         shallow.load_state_dict(whole.state_dict(), strict=False)
         prompt = make_prompt(3, 15)
-        target = Target(model, CACHE, early_exit_layer=config.num_hidden_layers - 1)
+        target = Target(model, CACHE, early_exit_layer=num_layers)
         writer = Writer(target, prompt, next_k=3, options={"sampling": GREEDY})
         drafts = writer.round().next_drafts
         text = writer.tokens[:]
