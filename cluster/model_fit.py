@@ -34,8 +34,7 @@ def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
     check_tensor_parallel(args.target, config, args.tensor_parallel_size)
     _check_length(args, max_position_of(args.target, config))
     if args.early_exit_layer is not None:
-        num_layers = config.get_text_config().num_hidden_layers
-        check_first_layers(args.target, num_layers, args.early_exit_layer)
+        check_first_layers(args.target, config, args.early_exit_layer)
     _check_tokenizer(args.target)
     vocabulary = ""
     if args.draft_model is not None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.errors import ConfigError, TandemError
 from workers.model import Model
-from workers.observation import observe_layers
+from workers.observation import RECURRENT_LAYER_TYPES, observe_layers
 
 
 def first_layers(model: Model, num_layers: int) -> Model:
@@ -25,13 +25,7 @@ def first_layers(model: Model, num_layers: int) -> Model:
     The model itself stays as it is, so that both can run by turns. Raises ConfigError where it has
     no such layers, or they cannot run without the others.
     """
-    config: Any = model.module.config.get_text_config()
-    check_first_layers(model.name, config.num_hidden_layers, num_layers)
-    if model.state_specs:
-        raise ConfigError(
-            f"early_exit_layer is {num_layers}, but {model.name!r} has recurrent layers, whose "
-            "states drafts would change; use another drafter"
-        )
+    check_first_layers(model.name, model.module.config, num_layers)
     module = with_first_layers(model.module, num_layers)
     try:
         specs = observe_layers(model.name, module).attention
@@ -44,8 +38,15 @@ def first_layers(model: Model, num_layers: int) -> Model:
     return dataclasses.replace(model, module=module, layer_specs=specs, num_first_layers=num_layers)
 
 
-def check_first_layers(name: str, num_all: int, num_layers: int) -> None:
-    """Raise ConfigError unless a model of `num_all` layers has so many to draft with."""
+def check_first_layers(name: str, config: PreTrainedConfig, num_layers: int) -> None:
+    """Raise ConfigError unless a model of this configuration has so many layers to draft with."""
+    text_config: Any = config.get_text_config()
+    if RECURRENT_LAYER_TYPES.intersection(getattr(text_config, "layer_types", None) or ()):
+        raise ConfigError(
+            f"early_exit_layer is {num_layers}, but {name!r} has recurrent layers, whose states "
+            "drafts would change; use another drafter"
+        )
+    num_all = text_config.num_hidden_layers
     if not 1 <= num_layers < num_all:
         raise ConfigError(
             f"early_exit_layer is {num_layers}, but {name!r} has {num_all} layers; "

@@ -181,3 +181,12 @@ def test_a_check_that_fails_itself_is_no_reason_not_to_start(
     monkeypatch.setattr(model_check, "RUN", "raise SystemExit('no torch here')")
     assert check_models(AppArgs(), MACHINE) == ()
     assert "could not be checked before the start" in caplog.text
+
+
+def test_a_target_without_so_many_layers_to_draft_with_is_refused() -> None:
+    args = AppArgs(drafter="early_exit", early_exit_layer=4)
+    with pytest.raises(ConfigError) as caught:
+        check_fit(args, None)
+    assert str(caught.value) == (
+        "early_exit_layer is 4, but 'tandem-demo' has 4 layers; it must be from 1 to 3"
+    )

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from cluster import bundled
 from cluster.drafters import DRAFTERS
 from deployments.args import AppArgs
-from deployments.router.drafting import remote
+from deployments.router.drafting import early_exit, remote
 from deployments.router.drafting.chain import LOCAL_DRAFTERS
 
 
@@ -66,7 +66,7 @@ def test_drafters_are_a_list_with_commas_or_one_of_yaml(
 
 
 def test_every_drafter_that_can_be_named_is_there() -> None:
-    assert {*DRAFTERS} == {*LOCAL_DRAFTERS, remote.SOURCE}
+    assert {*DRAFTERS} == {*LOCAL_DRAFTERS, remote.SOURCE, early_exit.SOURCE}
 
 
 def test_words_that_yaml_takes_for_truth_values_are_what_was_written() -> None:

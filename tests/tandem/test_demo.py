@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from workers.vocabulary import compare_vocabularies
 MIB = 1024**2
 TARGET = bundled.resolve(bundled.TARGET_NAME)
 DRAFT = bundled.resolve(bundled.DRAFT_NAME)
+EARLY_EXIT = bundled.resolve(bundled.EARLY_EXIT_NAME)
 
 
 class TestBundledPair:
@@ -39,8 +41,9 @@ class TestBundledPair:
 
     def test_sizes_are_as_described(self) -> None:
         files = [path for path in bundled.PAIR_FOLDER.rglob("*") if path.is_file()]
-        assert sum(path.stat().st_size for path in files) < 16 * MIB
-        for folder, low, high in ((TARGET, 3.5e6, 4.5e6), (DRAFT, 0.8e6, 1.2e6)):
+        assert sum(path.stat().st_size for path in files) < 20 * MIB
+        sizes = ((TARGET, 3.5e6, 4.5e6), (EARLY_EXIT, 3.5e6, 4.5e6), (DRAFT, 0.8e6, 1.2e6))
+        for folder, low, high in sizes:
             model = LlamaForCausalLM.from_pretrained(folder, dtype="auto")
             assert model.dtype == torch.bfloat16
             assert low < model.num_parameters() < high
@@ -51,10 +54,19 @@ class TestBundledPair:
         assert report["target_held_out_loss"] < report["draft_held_out_loss"] < 4
         assert report["command"].startswith("python -m cluster demo-train")
 
-    def test_draft_agrees_with_the_target_as_reported(self) -> None:
+    @pytest.mark.parametrize("name", [DRAFT, EARLY_EXIT], ids=["draft", "early exit"])
+    def test_drafts_agree_with_the_target_as_reported(self, name: str) -> None:
         """On fewer prompts than the report: within what so few can tell."""
-        target = LlamaForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
-        draft = LlamaForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+        folder = bundled.PAIR_FOLDER if name == DRAFT else Path(name)
+        report = json.loads((folder / "report.json").read_text())
+        target = LlamaForCausalLM.from_pretrained(
+            TARGET if name == DRAFT else name, dtype=torch.float32
+        )
+        draft: Any = (
+            LlamaForCausalLM.from_pretrained(name, dtype=torch.float32)
+            if name == DRAFT
+            else with_first_layers(target, report["early_exit_layer"])
+        )
         tokenizer = AutoTokenizer.from_pretrained(TARGET)
         num_agreed, num_tokens = 0, 0
         for prompt in held_out_prompts(Corpus.load(), 12):
@@ -69,7 +81,6 @@ class TestBundledPair:
             guesses = draft(output[:, :-1]).logits.argmax(-1)[:, prompt_len - 1 :]
             num_agreed += int((guesses == output[:, prompt_len:]).sum())
             num_tokens += guesses.numel()
-        report = json.loads((bundled.PAIR_FOLDER / "report.json").read_text())
         assert abs(num_agreed / num_tokens - report["greedy_agreement"]) < 0.15
 
 

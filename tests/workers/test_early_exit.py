@@ -11,12 +11,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.grammars import save_grammar_model
-from tests.tiny_models import MAX_POSITION, RARE, SUPPORTED, make_config, save_model
+from tests.tiny_models import (
+    MAX_POSITION,
+    RARE,
+    RECURRENT,
+    SUPPORTED,
+    WRAPPED,
+    load_reference,
+    make_config,
+    save_model,
+)
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
 from workers.draft_law import read_law
 from workers.drafters import early_exit
 from workers.errors import ConfigError
-from workers.first_layers import first_layers
+from workers.first_layers import check_first_layers, first_layers
 from workers.grammar import Grammar
 from workers.model import Model, load_model
 from workers.paged_model import GIB, CacheOptions
@@ -97,21 +106,21 @@ def idle(tmp_path: Path) -> Model:
 
 
 class TestFirstLayers:
-    @pytest.mark.parametrize("family", [*SUPPORTED, *RARE])
+    @pytest.mark.parametrize("family", [*SUPPORTED, *RARE, *WRAPPED])
     def test_they_are_a_model_of_so_many_layers(self, family: str, tmp_path: Path) -> None:
         """Of every family: what transformers makes of the same weights, one layer less."""
         name = save_model(tmp_path, family)
         model = load_model(name, dtype="float32", device="cpu")
-        config = make_config(family)
         shallow_config = make_config(family)
-        shallow_config.num_hidden_layers -= 1
-        if getattr(config, "layer_types", None):
-            shallow_config.layer_types = config.layer_types[:-1]
-        shallow: Any = AutoModelForCausalLM.from_config(shallow_config).eval()
-        whole: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        text_config: Any = shallow_config.get_text_config()
+        text_config.num_hidden_layers = num_layers = text_config.num_hidden_layers - 1
+        if getattr(text_config, "layer_types", None):
+            text_config.layer_types = text_config.layer_types[:-1]
+        whole: Any = load_reference(name)
+        shallow = type(whole)(shallow_config).eval()
         shallow.load_state_dict(whole.state_dict(), strict=False)
         prompt = make_prompt(3, 15)
-        target = Target(model, CACHE, early_exit_layer=config.num_hidden_layers - 1)
+        target = Target(model, CACHE, early_exit_layer=num_layers)
         writer = Writer(target, prompt, next_k=3, options={"sampling": GREEDY})
         drafts = writer.round().next_drafts
         text = writer.tokens[:]
@@ -140,9 +149,10 @@ class TestFirstLayers:
         sentence = f"early_exit_layer is {layer}, but {model.name!r} has 3 layers; it must be from "
         assert str(caught.value) == f"{sentence}1 to 2"
 
-    def test_recurrent_layers_do_not_draft(self, tiny_model: LoadModel) -> None:
-        with pytest.raises(ConfigError, match=r"early_exit_layer is 2, .* has recurrent layers"):
-            Target(tiny_model("qwen3_next"), CACHE, early_exit_layer=2)
+    @pytest.mark.parametrize("family", RECURRENT)
+    def test_recurrent_layers_do_not_draft(self, family: str) -> None:
+        with pytest.raises(ConfigError, match=r"early_exit_layer is 2, but 'x' has recurrent lay"):
+            check_first_layers("x", make_config(family), 2)
 
     def test_a_target_without_early_exit_makes_no_drafts(self, tiny_model: LoadModel) -> None:
         request = Writer(Target(tiny_model(), CACHE), make_prompt(1, 5)).request()
