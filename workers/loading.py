@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -14,7 +16,8 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from workers import attention, quantization
+from workers import attention, quantization, quantizing
+from workers.checkpoint import explain_gate
 from workers.errors import (
     ConfigError,
     DamagedModelError,
@@ -22,18 +25,22 @@ from workers.errors import (
     UnsupportedModelError,
     first_line,
 )
+from workers.model_source import AnyModel, ModelSource
 from workers.mpt import PagedMpt
+from workers.precision import own_dtype
+from workers.quantization import Quantization
 
 REWRITTEN: dict[str, type[PreTrainedModel]] = {"mpt": PagedMpt}
 """Models whose own code calls no attention function, by type: our forward over the same weights."""
 
 
 def load_weights(
-    name: str,
+    name: AnyModel,
     config: PreTrainedConfig,
     dtype: torch.dtype | str,
     device: torch.device,
     tp_size: int,
+    quantization: Quantization = "none",
 ) -> PreTrainedModel:
     """The model with its weights, whose attention is the paged one.
 
@@ -43,8 +50,10 @@ def load_weights(
 
     Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError, ConfigError.
     """
-    check_class(name, config)
-    _check_dtype(name, config, dtype)
+    source = ModelSource.of(name)
+    check_class(source, config)
+    _check_dtype(source, config, dtype)
+    quantizing.check_quantization(source, config.to_dict(), quantization, device)
     where: dict[str, Any] = {"device_map": {"": device}}
     if tp_size > 1:
         where = {"distributed_config": DistributedConfig(tp_size=tp_size, tp_plan="auto")}
@@ -52,14 +61,16 @@ def load_weights(
     try:
         # typed as the model alone, but a pair when the loading info is asked for
         loaded: Any = REWRITTEN.get(config.model_type, AutoModelForCausalLM).from_pretrained(
-            name,
+            source.name,
             config=config,
             dtype=dtype,
             **where,
+            **quantizing.loading_options(quantization, _compute_dtype(config, dtype)),
             attn_implementation=attention.ATTENTION_NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
-            trust_remote_code=False,
+            revision=source.revision or "main",
+            trust_remote_code=runs_own_code(source, config),
         )
     except Exception as error:  # each architecture and file format fails in its own way
         raise explain(name, config, error) from error
@@ -67,11 +78,12 @@ def load_weights(
     if not isinstance(module, PreTrainedModel):
         raise UnsupportedModelError(f"model {name!r} is not a transformers model")
     _check_keys(_kind(name, config), module, loading)
+    quantizing.settle(module)
     return module
 
 
 def build_without_weights(
-    name: str, config: PreTrainedConfig, dtype: torch.dtype
+    name: AnyModel, config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
     """The model as `load_weights` loads it, on the meta device; raises UnsupportedModelError."""
     check_class(name, config)
@@ -86,7 +98,9 @@ def build_without_weights(
             if config.model_type in REWRITTEN:
                 module: Any = REWRITTEN[config.model_type]._from_config(**arguments)
             else:
-                module = AutoModelForCausalLM.from_config(**arguments)
+                module = AutoModelForCausalLM.from_config(
+                    **arguments, trust_remote_code=runs_own_code(name, config)
+                )
     except Exception as error:  # each architecture fails in its own way
         raise explain(name, config, error) from error
     assert isinstance(module, PreTrainedModel)
@@ -94,13 +108,23 @@ def build_without_weights(
     return module
 
 
-def check_class(name: str, config: PreTrainedConfig) -> None:
+def runs_own_code(name: AnyModel, config: PreTrainedConfig) -> bool:
+    """Whether the model's own Python code makes its forward: where transformers has none for its
+    type, and the model is trusted."""
+    is_known = config.model_type in CONFIG_MAPPING
+    return ModelSource.of(name).trust_remote_code and not is_known
+
+
+def check_class(name: AnyModel, config: PreTrainedConfig) -> None:
     """Raise UnsupportedModelError unless transformers has a causal language model of this kind."""
     kind = _kind(name, config)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{kind} is an encoder-decoder, no causal language model; only decoders can be served"
         )
+    brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if runs_own_code(name, config) and brings_class:
+        return
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if config.get_text_config(decoder=True) is not config:
             raise UnsupportedModelError(
@@ -119,7 +143,7 @@ def check_class(name: str, config: PreTrainedConfig) -> None:
             )
 
 
-def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigError:
+def explain(name: AnyModel, config: PreTrainedConfig, error: Exception) -> ConfigError:
     """The error to raise for a failure to load, in words for whoever has named the model."""
     kind = _kind(name, config)
     if isinstance(error, ConfigError):
@@ -134,6 +158,8 @@ def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigErro
             f"{kind} cannot be served: it has attention classes of its own, and does not go "
             "through transformers' attention interface"
         )
+    if isinstance(error.__cause__, GatedRepoError):
+        return explain_gate(name)
     if isinstance(error, OSError):
         return ModelNotFoundError(f"{kind} cannot be read: {first_line(error)}")
     return UnsupportedModelError(
@@ -142,7 +168,7 @@ def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigErro
     )
 
 
-def _kind(name: str, config: PreTrainedConfig) -> str:
+def _kind(name: AnyModel, config: PreTrainedConfig) -> str:
     return f"model {name!r} ({config.model_type})"
 
 
@@ -157,7 +183,11 @@ def _rope_types(parameters: Any) -> Iterable[str]:
             yield from _rope_types(nested)
 
 
-def _check_dtype(name: str, config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
+def _compute_dtype(config: PreTrainedConfig, dtype: torch.dtype | str) -> torch.dtype:
+    return dtype if isinstance(dtype, torch.dtype) else own_dtype(config) or torch.float32
+
+
+def _check_dtype(name: AnyModel, config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
     declared = quantization.declared_in(config.to_dict())
     method = quantization.method_of(declared) if declared else None
     if method in quantization.UNPACKED_TO_BF16 and dtype not in ("auto", torch.bfloat16):

@@ -22,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from workers import attention
 from workers.attention import AttentionObserver
 from workers.errors import UnsupportedModelError, first_line
+from workers.model_source import AnyModel
 from workers.paged_kernel import LayerSpec, ScoreRule
 from workers.recurrent import StateObserver, StateSpec, find_layers
 
@@ -157,7 +158,7 @@ class ObservedLayers:
     states: tuple[StateSpec, ...]
 
 
-def observe_layers(name: str, module: PreTrainedModel) -> ObservedLayers:
+def observe_layers(name: AnyModel, module: PreTrainedModel) -> ObservedLayers:
     """Learn what each layer keeps of a text by running two tokens through the model.
 
     A model without weights, on the meta device, shows its shapes; its masks cannot be read.

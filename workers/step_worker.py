@@ -76,7 +76,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         self._clock = clock
         self._grammars = GrammarMasks(
             GrammarCompiler(
-                lambda: find_tokenizer(model.name),
+                lambda: find_tokenizer(model.source),
                 vocab_size=model.vocab_size,
                 end_tokens=model.eos_token_ids,
             )
@@ -146,6 +146,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
             eos_token_ids=self._paged.model.eos_token_ids,
             num_blocks=self._paged.num_blocks,
             block_size=self._paged.block_size,
+            weight_bytes=self._paged.model.num_weight_bytes,
+            quantization=self._paged.model.quantization,
             step_times=self.step_table.times,
             steps_version=self.step_table.version,
         )

@@ -2,6 +2,7 @@
 
 from workers.errors import VocabularyMismatchError
 from workers.model import load_config
+from workers.model_source import AnyModel
 from workers.tokenizer import find_tokenizer
 
 ADVICE = (
@@ -10,7 +11,7 @@ ADVICE = (
 )
 
 
-def check_shared_vocabulary(target: str, draft: str) -> None:
+def check_shared_vocabulary(target: AnyModel, draft: AnyModel) -> None:
     """Raise VocabularyMismatchError unless every id that both have is the same token to both.
 
     Embedding sizes may differ, as large models of a family pad theirs, and one may have tokens that
@@ -41,7 +42,7 @@ def _find_conflict(target: dict[str, int], draft: dict[str, int]) -> str | None:
     return None
 
 
-def _check_sizes(target: str, draft: str, *, lacking: str) -> None:
+def _check_sizes(target: AnyModel, draft: AnyModel, *, lacking: str) -> None:
     """Without both tokenizers, embeddings of one size are all that can be asked for."""
     target_size = load_config(target).get_text_config().vocab_size
     draft_size = load_config(draft).get_text_config().vocab_size
@@ -53,7 +54,7 @@ def _check_sizes(target: str, draft: str, *, lacking: str) -> None:
         )
 
 
-def _load_vocabulary(name: str) -> dict[str, int] | None:
+def _load_vocabulary(name: AnyModel) -> dict[str, int] | None:
     """Token to id, or None for a model without a tokenizer."""
     tokenizer = find_tokenizer(name)
     if tokenizer is None:

@@ -3,7 +3,7 @@
 from ray import serve
 
 from cluster import bundled
-from deployments.args import AppArgs
+from deployments.args import AppArgs, HubToken
 from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplica
 from deployments.transport.messages import PROPOSE
 from workers.types import ProposeRequest, ProposeResult
@@ -13,17 +13,23 @@ from workers.types import ProposeRequest, ProposeResult
 class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
     """Drafts for all routers, over streams; see `ModelDrafter.propose` for the contract."""
 
-    async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
+    async def __init__(self, args: AppArgs, hub_token: HubToken) -> None:  # type: ignore[misc]
         from workers.drafters.model import ModelDrafter, load_draft_model
         from workers.paged_model import CacheOptions
         from workers.vocabulary import check_shared_vocabulary
 
-        assert args.draft_model is not None
-        draft_name = bundled.resolve(args.draft_model)
-        check_shared_vocabulary(bundled.resolve(args.target), draft_name)
+        hub_token.use()
+        assert args.draft_source is not None
+        source = bundled.resolve(args.draft_source)
+        check_shared_vocabulary(bundled.resolve(args.target_source), source)
 
         def make_drafter() -> ModelDrafter:
-            model = load_draft_model(draft_name, dtype=args.dtype, device=args.device)
+            model = load_draft_model(
+                source,
+                dtype=args.dtype,
+                device=args.device,
+                quantization=args.draft_quantization,
+            )
             cache = CacheOptions(
                 block_size=args.block_size,
                 # a draft with the shorter context serves until it ends

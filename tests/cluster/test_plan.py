@@ -41,6 +41,7 @@ from workers.errors import ConfigError
 from workers.model import load_model
 from workers.observation import observe_layers
 from workers.paged_model import CacheOptions, PagedModel
+from workers.quantization import PACKAGES_OF, Quantization, is_installed
 
 WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode", "gpt_oss"}
 # Of few layers, which are quickly built.
@@ -86,6 +87,22 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     assert size.state_bytes == model.state_bytes
     assert size.max_position == model.max_position
     assert size.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("how", PACKAGES_OF)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral", "phi3"])
+def test_a_quantized_rank_holds_what_is_loaded(
+    family: str, how: Quantization, tmp_path: Path
+) -> None:
+    """Heads, tied or not, experts, and layers whose weights lie the other way round."""
+    if not is_installed(PACKAGES_OF[how]):
+        pytest.skip(f"needs {PACKAGES_OF[how]}")
+    name = save_model(tmp_path, family)
+    model = load_model(name, dtype="bfloat16", device="cpu", quantization=how)
+    size = size_model(name, dtype="bfloat16", quantization=how)
+    assert size.weight_bytes == model.num_weight_bytes
+    assert size.weight_bytes < size_model(name, dtype="bfloat16").weight_bytes or family == "gpt2"
+    assert size.precision == f"bfloat16 ({how})"
 
 
 @pytest.fixture(scope="module")
