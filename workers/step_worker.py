@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import torch
@@ -139,15 +140,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def info(self) -> WorkerInfo:
-        return WorkerInfo(
-            model=self._paged.model.name,
-            vocab_size=self._paged.model.vocab_size,
-            max_model_len=self._paged.max_model_len,
-            eos_token_ids=self._paged.model.eos_token_ids,
-            num_blocks=self._paged.num_blocks,
-            block_size=self._paged.block_size,
-            weight_bytes=self._paged.model.num_weight_bytes,
-            quantization=self._paged.model.quantization,
+        return replace(
+            self._paged.info,
             step_times=self.step_table.times,
             steps_version=self.step_table.version,
         )
