@@ -7,7 +7,6 @@ depend on nothing else that a step runs. Embeddings and the head keep their prec
 transformers has it.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -102,9 +101,7 @@ def loading_options(quantization: Quantization, dtype: torch.dtype) -> dict[str,
 
 def settle(module: PreTrainedModel) -> None:
     """Undo what bitsandbytes would do for speed: in float32, its product on a CPU rounds inputs to
-    bfloat16, and lays out weights anew when they are first used. And have it not warn, in each
-    layer of each step, of inputs that are no float16."""
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    bfloat16, and lays out weights anew when they are first used."""
     for layer in module.modules():
         if getattr(layer, "support_avx512bf16_for_cpu", False):
             layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
