@@ -92,6 +92,8 @@ def build_without_weights(
         "config": config,
         "dtype": dtype,
         "attn_implementation": attention.ATTENTION_NAME,
+        # the grouped products of torch have no shapes but those of bfloat16
+        "experts_implementation": "batched_mm",
     }
     try:
         with torch.device("meta"):

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from workers.errors import UnsupportedModelError
 from workers.model_source import AnyModel
 
-# Transformers imports these packages wherever they are installed. Then they warn in each process, of
-# kernels for other machines that they have not, and in each layer of each step, of its precision.
+# Transformers imports these packages wherever they are installed. They warn then: in each process
+# of kernels for other machines that they lack, and in each layer of each step of its precision.
 for package in ("torchao", "bitsandbytes", "torch.utils._pytree"):
     logging.getLogger(package).setLevel(logging.ERROR)
 

@@ -145,7 +145,8 @@ def _weights_to_quantize(module: PreTrainedModel, quantization: Quantization) ->
     for name, layer in module.named_modules():
         if not should_convert_module(name, kept):
             continue
-        if isinstance(layer, nn.Linear):
+        # bitsandbytes leaves classes that do more than multiply, like routers of experts
+        if type(layer) is nn.Linear or (quantization == "int8" and isinstance(layer, nn.Linear)):
             yield layer.weight
         elif isinstance(layer, Conv1D) and quantization != "int8":
             yield layer.weight.T

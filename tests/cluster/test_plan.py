@@ -89,12 +89,22 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     assert size.dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_next"])
+def test_experts_are_sized_in_float32_too(family: str, tmp_path: Path) -> None:
+    """On the meta device, torch multiplies groups of rows in bfloat16 alone."""
+    name = save_model(tmp_path, family)
+    halves = size_model(name, dtype="bfloat16").slot_bytes
+    assert size_model(name, dtype="float32").slot_bytes == 2 * halves
+
+
 @pytest.mark.parametrize("how", PACKAGES_OF)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral", "phi3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gemma2", "mixtral", "phi3", "llama4", "phimoe"]
+)
 def test_a_quantized_rank_holds_what_is_loaded(
     family: str, how: Quantization, tmp_path: Path
 ) -> None:
-    """Heads, tied or not, experts, and layers whose weights lie the other way round."""
+    """Heads, tied or not, experts, routers, and layers whose weights lie the other way round."""
     if not is_installed(PACKAGES_OF[how]):
         pytest.skip(f"needs {PACKAGES_OF[how]}")
     name = save_model(tmp_path, family)

@@ -249,8 +249,7 @@ def agreement(how: Quantization, written: list[list[int]]) -> Tensor:
 def test_a_quantized_draft_is_accepted_as_often(
     how: Quantization, written: list[list[int]]
 ) -> None:
-    """By 0.05 less at most, as far as texts of such a number can tell; docs/models.md has figures
-    of more."""
+    """By 0.05 less at most, as far as so few texts can tell; docs/models.md has figures of more."""
     plain = agreement("none", written)
     assert plain.mean() > 0.6
     lost = plain - agreement(how, written)

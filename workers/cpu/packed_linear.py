@@ -21,6 +21,8 @@ from workers.cpu.weight_facts import WeightFacts
 
 # The layout is chosen for products of about this many tokens: a verification's.
 TYPICAL_NUM_TOKENS = 8
+# Of torchao and bitsandbytes. Others, like routers of experts, may do more than multiply.
+QUANTIZED_CLASSES = ("Linear", "Linear4bit")
 
 
 class StreamedLinear(nn.Module):
@@ -102,10 +104,10 @@ def _pack(linear: nn.Module) -> nn.Module | None:
     """The layer laid out anew; None where it is to stay as it is."""
     if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
         return None
-    if is_quantized(linear):
+    if is_quantized(linear) and type(linear).__name__ in QUANTIZED_CLASSES:
         codes = find_codes(linear) if has_streams(torch.float32) else None
         return None if codes is None else CodedLinear(linear, codes)
-    if type(linear) is not nn.Linear:
+    if type(linear) is not nn.Linear or is_quantized(linear):
         return None
     dtype = linear.weight.dtype
     fits = dtype == torch.float32 or linear.in_features % 2 == 0  # bf16 inputs are taken in pairs
