@@ -19,7 +19,7 @@ install: $(VENV)/.installed ## make .venv with the exact versions of constraints
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[test,quantization]"
 	touch $@
 
 serve: install ## serve the bundled pair, or other models: make serve ARGS="target=... draft=..."

@@ -81,22 +81,18 @@ def main() -> None:
 
 def _answer(question: Question) -> Answer:
     args = question.args
-    names = [args.target] if args.draft_model is None else [args.target, args.draft_model]
+    models = [model for model in (args.target_source, args.draft_source) if model is not None]
     try:
-        for name in names:
-            if question.machine is None and not _is_here(name):
+        for model in map(bundled.resolve, models):
+            if question.machine is None and not Path(model.name).is_dir():
                 return Answer()
-            check_files(bundled.resolve(name))
+            check_files(model)
         # imported once it is needed: transformers takes seconds
         from cluster.model_fit import check_fit
 
         return Answer(found=tuple(check_fit(args, question.machine)))
     except TandemError as error:
         return Answer(error=" ".join(str(error).split()))
-
-
-def _is_here(name: str) -> bool:
-    return Path(bundled.resolve(name)).is_dir()
 
 
 if __name__ == "__main__":

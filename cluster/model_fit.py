@@ -15,6 +15,7 @@ from cluster.plan.config import NodeKind, PlanConfig
 from cluster.plan.fleet import Role
 from cluster.plan.planning import Plan, make_plan
 from cluster.topology import GIB
+from workers.checkpoint import read_config
 from workers.errors import (
     ConfigError,
     ModelNotFoundError,
@@ -25,21 +26,24 @@ from workers.errors import (
 )
 from workers.first_layers import check_first_layers
 from workers.model import load_config, max_position_of
+from workers.model_source import ModelSource
+from workers.quantizing import check_quantization
 from workers.vocabulary import compare_vocabularies
 
 
 def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
     """Check the models, whose files are there; `cluster.model_check.check_models` says how."""
-    config = _read_config(args.target)
+    config = _read_config(args.target_source)
     check_tensor_parallel(args.target, config, args.tensor_parallel_size)
     _check_length(args, max_position_of(args.target, config))
     if args.early_exit_layer is not None:
         check_first_layers(args.target, config, args.early_exit_layer)
-    _check_tokenizer(args.target)
+    _check_tokenizer(args.target_source)
     vocabulary = ""
-    if args.draft_model is not None:
-        _read_config(args.draft_model)
-        vocabulary = _compare_vocabularies(args, args.draft_model)
+    if (draft := args.draft_source) is not None:
+        _read_config(draft)
+        vocabulary = _compare_vocabularies(args, draft)
+    _check_quantization(args, machine)
     if machine is None:
         return ()
     node = _node(machine)
@@ -63,14 +67,15 @@ def check_fit(args: AppArgs, machine: Machine | None) -> Sequence[FoundModel]:
     )
 
 
-def _read_config(name: str) -> PreTrainedConfig:
+def _read_config(model: ModelSource) -> PreTrainedConfig:
     try:
-        return load_config(bundled.resolve(name))
+        return load_config(bundled.resolve(model))
     except TandemError:
         raise
     except Exception as error:  # of whatever a config.json can hold
         raise UnsupportedModelError(
-            f"model {name!r} has no usable config.json: {type(error).__name__}: {first_line(error)}"
+            f"model {model!r} has no usable config.json: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from error
 
 
@@ -111,26 +116,43 @@ def _rounded_up(gib: float) -> str:
     return f"{math.ceil(gib / unit) * unit:.6g}"
 
 
-def _check_tokenizer(name: str) -> None:
+def _check_tokenizer(model: ModelSource) -> None:
     try:
-        AutoTokenizer.from_pretrained(bundled.resolve(name))
+        AutoTokenizer.from_pretrained(bundled.resolve(model.name), **model.hub_options)
     except Exception as error:  # of whatever its files can hold
         raise ModelNotFoundError(
-            f"target {name!r} has no tokenizer that can be loaded: {first_line(error)}; put its "
+            f"target {model!r} has no tokenizer that can be loaded: {first_line(error)}; put its "
             "tokenizer files beside the weights"
         ) from error
 
 
-def _compare_vocabularies(args: AppArgs, draft: str) -> str:
+def _compare_vocabularies(args: AppArgs, draft: ModelSource) -> str:
     """What is done with the draft's tokens; nothing to say if they are the target's."""
-    target = args.target
+    target = args.target_source
     try:
         return compare_vocabularies(
             bundled.resolve(target), bundled.resolve(draft), args.heterogeneous_vocab
         ).description
     except VocabularyMismatchError as error:  # of bundled models it knows the folders
-        message = str(error).replace(bundled.resolve(target), target)
-        raise VocabularyMismatchError(message.replace(bundled.resolve(draft), draft)) from None
+        message = str(error)
+        for model in (target, draft):
+            message = message.replace(bundled.resolve(model.name), model.name)
+        raise VocabularyMismatchError(message) from None
+
+
+def _check_quantization(args: AppArgs, machine: Machine | None) -> None:
+    """Whether each can be quantized as asked, where it is going to be loaded on this machine."""
+    if machine is None:
+        return
+    on_gpu = args.device.startswith("cuda") or (args.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if on_gpu else "cpu")
+    for option, model, how in (
+        ("quantization", args.target_source, args.quantization),
+        ("draft_quantization", args.draft_source, args.draft_quantization),
+    ):
+        if model is not None:
+            config = read_config(bundled.resolve(model))
+            check_quantization(model, config, how, device, option=option)
 
 
 def _node(machine: Machine) -> NodeKind:
@@ -156,7 +178,7 @@ def _found(plan: Plan, role: Role, *, vocabulary: str) -> FoundModel:
     cache = plan.layout.caches[f"{role.name} 0"]
     return FoundModel(
         name=role.size.name,
-        dtype=role.size.dtype,
+        dtype=role.size.precision,
         weight_bytes=role.size.weight_bytes,
         cache_bytes=cache.num_bytes,
         num_cache_tokens=cache.num_tokens,

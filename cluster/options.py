@@ -22,6 +22,8 @@ from cluster.drafters import read_drafters
 from cluster.option_errors import option_sentence
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
+from workers.model_source import ModelSource
+from workers.quantization import Quantization
 from workers.types import HeterogeneousVocab, Rule
 
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
@@ -46,6 +48,14 @@ class AppArgs(BaseModel):
     drafts only tokens that both have. `retokenize`: it drafts text, which the target's tokenizer
     cuts into tokens. `auto`: the tokens are taken as they are if the vocabularies agree, else the
     intersection if at least half of each is in the other, else texts are tokenized again."""
+    revision: str | None = Field(default=None, min_length=1)
+    """A branch, a tag or a commit of the target on Hugging Face; by default its main branch."""
+    draft_revision: str | None = Field(default=None, min_length=1)
+    """The same of the draft model."""
+    trust_remote_code: bool = False
+    """Whether Python code that a model or its tokenizer brings may be run, where transformers has
+    none of its own for it: whoever can write to its repository can then run code in every replica.
+    Give a commit as `revision` of what you have read."""
     drafter: str = "model"
     """What guesses ahead: `model`, the draft model; `prompt_lookup`, what followed the same words
     earlier in prompt and output, without a model; `suffix`, the same in finished texts too;
@@ -80,6 +90,13 @@ class AppArgs(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of weights and cache. `auto` is the checkpoint's own, but float32 for a float16
     one on a CPU, where only float32 and bfloat16 give texts that do not depend on drafts."""
+    quantization: Quantization = "none"
+    """How the target's linear layers are quantized as they are loaded: `int8` (torchao; weights of
+    8 bits), `bnb_int8` (bitsandbytes; weights and inputs of 8 bits), `bnb_nf4` (bitsandbytes;
+    weights of 4 bits), or not. The rest of the model stays in `dtype`. Not with
+    `tensor_parallel_size`. A checkpoint that is quantized already needs no option."""
+    draft_quantization: Quantization = "none"
+    """The same of the draft model, which does not follow the target."""
     device: str = Field(default="auto", pattern=DEVICES)
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
     compile: Literal["auto", "wait", "off"] = "auto"
@@ -199,6 +216,22 @@ class AppArgs(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> "AppArgs":
+        self._check_drafting()
+        self._check_models()
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            given, other = ("cert", "key") if self.tls_key_file is None else ("key", "cert")
+            raise ValueError(
+                f"tls_{given}_file is given without tls_{other}_file; encryption takes both, plain "
+                "text neither"
+            )
+        if self.http_port == self.grpc_port != 0:
+            raise ValueError(
+                f"http_port and grpc_port are both {self.http_port}; give gRPC another port, like "
+                f"grpc_port={self.http_port % 65535 + 1}"
+            )
+        return self
+
+    def _check_drafting(self) -> None:
         if self.gamma != "dynamic" and self.gamma > self.num_speculative_tokens:
             raise ValueError(
                 f"gamma={self.gamma} is more than num_speculative_tokens="
@@ -226,18 +259,27 @@ class AppArgs(BaseModel):
                 f"early_exit_layer={self.early_exit_layer} is not used with "
                 f"drafter={self.drafter}; drop it, or give drafter=early_exit"
             )
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            given, other = ("cert", "key") if self.tls_key_file is None else ("key", "cert")
+
+    def _check_models(self) -> None:
+        if self.draft_model is None:
+            for name in ("draft_revision", "draft_quantization"):
+                if (value := getattr(self, name)) not in (None, "none"):
+                    raise ValueError(
+                        f"{name}={value} is given, but drafter={self.drafter} has no draft model; "
+                        "drop one of them"
+                    )
+        for name, model in (("revision", self.target), ("draft_revision", self.draft_model)):
+            if (value := getattr(self, name)) is not None and bundled.is_bundled(model or ""):
+                raise ValueError(
+                    f"{name}={value} is given, but {model} is bundled, and has one state only; "
+                    f"drop {name}, or give another model"
+                )
+        if self.quantization != "none" and self.tensor_parallel_size > 1:
             raise ValueError(
-                f"tls_{given}_file is given without tls_{other}_file; encryption takes both, plain "
-                "text neither"
+                f"quantization={self.quantization} is not served with tensor_parallel_size="
+                f"{self.tensor_parallel_size}; use tensor_parallel_size=1, or a checkpoint that is "
+                "quantized already"
             )
-        if self.http_port == self.grpc_port != 0:
-            raise ValueError(
-                f"http_port and grpc_port are both {self.http_port}; give gRPC another port, like "
-                f"grpc_port={self.http_port % 65535 + 1}"
-            )
-        return self
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -252,6 +294,24 @@ class AppArgs(BaseModel):
         if self.draft is None and self.target == bundled.TARGET_NAME:
             return bundled.DRAFT_NAME
         return self.draft
+
+    @property
+    def target_source(self) -> ModelSource:
+        """The target, and what of it is to be loaded; a bundled one by its name."""
+        return ModelSource(
+            name=self.target, revision=self.revision, trust_remote_code=self.trust_remote_code
+        )
+
+    @property
+    def draft_source(self) -> ModelSource | None:
+        """The same of the draft model, if there is one."""
+        if self.draft_model is None:
+            return None
+        return ModelSource(
+            name=self.draft_model,
+            revision=self.draft_revision,
+            trust_remote_code=self.trust_remote_code,
+        )
 
     @property
     def cors_origins(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from cluster.topology import Node
 from deployments.api.grpc_address import HostedGrpcOptions
 from deployments.api.grpc_proxy import SERVICER_FUNCTION
 from deployments.api.http_proxy import MIDDLEWARES_FUNCTION
-from deployments.args import AppArgs, environment_keys
+from deployments.args import AppArgs, HubToken, environment_keys
 from deployments.autoscaling import scaling_options
 from deployments.exposure import check_exposure
 from deployments.preflight import starts_ray
@@ -68,6 +68,7 @@ def build(args: AppArgs) -> serve.Application:
     target_group: Any = TargetGroup
     draft_pool: Any = DraftPool
     router: Any = Router
+    hub_token = HubToken.find()
     nodes = _nodes()
     of_rank = rank_resources(args.device, nodes)
     resources = {"num_cpus": 0, "num_gpus": of_rank.num_gpus}
@@ -75,17 +76,17 @@ def build(args: AppArgs) -> serve.Application:
         ray_actor_options=resources,
         **scaling_options(args.num_target_groups),
         **_bundle_options(args.tensor_parallel_size, of_rank, nodes),
-    ).bind(args)
+    ).bind(args, hub_token)
     draft = None
     if args.draft_model is not None:
         draft = draft_pool.options(
             ray_actor_options=resources, **scaling_options(args.num_draft_replicas)
-        ).bind(args)
+        ).bind(args, hub_token)
     application: serve.Application = router.options(
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=args.drain_timeout_s,
         **args.num_router_replicas.serve_options(),
-    ).bind(args, target, draft, environment_keys())
+    ).bind(args, target, draft, environment_keys(), hub_token)
     return application
 
 

@@ -16,15 +16,18 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 
 from workers import quantization
 from workers.errors import (
+    ConfigError,
     DamagedModelError,
     ModelNotFoundError,
     UnsupportedModelError,
     first_line,
 )
+from workers.model_source import AnyModel, ModelSource
 from workers.safetensors_header import read_header
 
 CONFIG = "config.json"
@@ -38,7 +41,7 @@ WEIGHTS = (
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
-def check_checkpoint(name: str) -> None:
+def check_checkpoint(name: AnyModel) -> None:
     """Make sure, as far as files can tell, that a model can be loaded and is served right.
 
     Of a Hugging Face id only config.json is fetched; what else is in the cache is looked at too.
@@ -56,7 +59,7 @@ def check_checkpoint(name: str) -> None:
         _check_weights(name, path, is_quantized=is_quantized)
 
 
-def read_config(name: str) -> dict[str, Any]:
+def read_config(name: AnyModel) -> dict[str, Any]:
     """The content of a model's config.json, without what its class would add.
 
     Raises: ModelNotFoundError, DamagedModelError, and UnsupportedModelError for what is no model
@@ -64,7 +67,7 @@ def read_config(name: str) -> dict[str, Any]:
     """
     config = read_json(name, CONFIG)
     if config is None:
-        raise _explain_missing_config(name, Path(name))
+        raise _explain_missing_config(name, Path(ModelSource.of(name).name))
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UnsupportedModelError(
@@ -75,10 +78,11 @@ def read_config(name: str) -> dict[str, Any]:
     return config
 
 
-def read_json(name: str, file: str) -> dict[str, Any] | None:
+def read_json(name: AnyModel, file: str) -> dict[str, Any] | None:
     """The content of one of a model's JSON files; None if the model has no such file.
 
-    Raises: ModelNotFoundError if there is no such model, DamagedModelError if it is no JSON object.
+    Raises: ModelNotFoundError if there is no such model, DamagedModelError if it is no JSON object,
+    ConfigError for a revision of a folder.
     """
     path = _find_file(name, file)
     if path is None:
@@ -95,19 +99,21 @@ def read_json(name: str, file: str) -> dict[str, Any] | None:
     return content
 
 
-def _find_file(name: str, file: str) -> Path | None:
-    folder = Path(name)
+def _find_file(name: AnyModel, file: str) -> Path | None:
+    source = ModelSource.of(name)
+    folder = Path(source.name)
     if folder.is_dir():
+        _check_no_revision(source)
         return folder / file if (folder / file).is_file() else None
     if folder.is_file():
         raise _explain_file(name, folder)
-    if looks_like_path(name):
+    if looks_like_path(source.name):
         raise ModelNotFoundError(
             f"model {name!r}: there is no such folder on this machine; give the path of a folder "
             "with config.json and weights, or a Hugging Face model id"
         )
     try:
-        return Path(hf_hub_download(name, file))
+        return Path(hf_hub_download(source.name, file, revision=source.revision))
     except LocalEntryNotFoundError as error:
         if file != CONFIG:  # of a model that is here; offline, what it lacks looks like this
             return None
@@ -118,10 +124,9 @@ def _find_file(name: str, file: str) -> Path | None:
     except EntryNotFoundError:
         return None
     except GatedRepoError as error:
-        raise ModelNotFoundError(
-            f"model {name!r} is gated: accept its licence on the hub and log in with a "
-            "token (HF_TOKEN)"
-        ) from error
+        raise explain_gate(name) from error
+    except RevisionNotFoundError as error:
+        raise explain_revision(source) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelNotFoundError(
             f"model {name!r} was not found: it is neither a folder here nor a model on the Hugging "
@@ -131,19 +136,43 @@ def _find_file(name: str, file: str) -> Path | None:
         raise ModelNotFoundError(f"model {name!r} was not found: {first_line(error)}") from error
 
 
+def _check_no_revision(source: ModelSource) -> None:
+    if source.revision is not None:
+        raise ConfigError(
+            f"revision is {source.revision!r}, but {source.name!r} is a folder, which has no "
+            "revisions; leave it out, or give the model's Hugging Face id"
+        )
+
+
+def explain_gate(name: AnyModel) -> ModelNotFoundError:
+    """The error to raise for a model that the hub gives to those alone who have asked for it."""
+    return ModelNotFoundError(
+        f"model {name!r} is gated: accept its licence on its page of the hub, and set HF_TOKEN to "
+        "a token of the account that has"
+    )
+
+
+def explain_revision(source: ModelSource) -> ModelNotFoundError:
+    """The error to raise for a revision that a model on the hub has not."""
+    return ModelNotFoundError(
+        f"model {source.name!r} has no revision {source.revision!r} on the hub; give a branch, a "
+        "tag or a whole commit id of it"
+    )
+
+
 def looks_like_path(name: str) -> bool:
     """Whether a name can only be a path; such names are never asked for over the network."""
     return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 
-def _folder_of(name: str) -> Path:
+def _folder_of(name: AnyModel) -> Path:
     """Where the model's files lie; those of a Hugging Face id perhaps not all yet."""
     config = _find_file(name, CONFIG)
     assert config is not None  # it has been read
     return config.parent
 
 
-def _explain_file(name: str, path: Path) -> UnsupportedModelError:
+def _explain_file(name: AnyModel, path: Path) -> UnsupportedModelError:
     if path.suffix == ".gguf" or _starts_with(path, GGUF_MAGIC):
         return UnsupportedModelError(
             f"model {name!r} is a GGUF file, which cannot be served; give the folder or the id of "
@@ -154,7 +183,9 @@ def _explain_file(name: str, path: Path) -> UnsupportedModelError:
     )
 
 
-def _explain_missing_config(name: str, folder: Path) -> UnsupportedModelError | ModelNotFoundError:
+def _explain_missing_config(
+    name: AnyModel, folder: Path
+) -> UnsupportedModelError | ModelNotFoundError:
     if (folder / "adapter_config.json").is_file():
         return UnsupportedModelError(
             f"model {name!r} is a LoRA adapter, not a model; merge it into its base model "
@@ -175,15 +206,18 @@ def _explain_missing_config(name: str, folder: Path) -> UnsupportedModelError | 
     )
 
 
-def _check_model_type(name: str, model_type: str, config: dict[str, Any]) -> None:
+def _check_model_type(name: AnyModel, model_type: str, config: dict[str, Any]) -> None:
     from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES  # slow to import
 
     if model_type in CONFIG_MAPPING_NAMES:
         return
     if config.get("auto_map"):
+        if ModelSource.of(name).trust_remote_code:
+            return
         raise UnsupportedModelError(
-            f"model {name!r} ({model_type}) brings its own code, which Tandem never runs; it can "
-            "be served once transformers itself knows the model type"
+            f"model {name!r} ({model_type}) brings its own code, which is not run unless you trust "
+            "it: read it, then give trust_remote_code=true, or take a model whose type "
+            "transformers knows"
         )
     raise UnsupportedModelError(
         f"model {name!r} has model_type {model_type!r}, which the installed transformers does not "
@@ -198,9 +232,9 @@ def _quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, An
     return declared
 
 
-def _find_weights(name: str, folder: Path) -> Iterator[Path]:
+def _find_weights(name: AnyModel, folder: Path) -> Iterator[Path]:
     """The files that transformers would load, as far as they are here."""
-    is_local = Path(name).is_dir()
+    is_local = Path(ModelSource.of(name).name).is_dir()
     for single, index in WEIGHTS:
         if (folder / single).is_file():
             yield folder / single
@@ -217,7 +251,7 @@ def _find_weights(name: str, folder: Path) -> Iterator[Path]:
         )
 
 
-def _find_shards(name: str, folder: Path, index: str, *, is_local: bool) -> Iterator[Path]:
+def _find_shards(name: AnyModel, folder: Path, index: str, *, is_local: bool) -> Iterator[Path]:
     content = read_json(str(folder), index) or {}
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict):
@@ -232,7 +266,7 @@ def _find_shards(name: str, folder: Path, index: str, *, is_local: bool) -> Iter
             )
 
 
-def _check_weights(name: str, path: Path, *, is_quantized: bool) -> None:
+def _check_weights(name: AnyModel, path: Path, *, is_quantized: bool) -> None:
     _check_not_pointer(name, path)
     if path.stat().st_size == 0:
         raise DamagedModelError(f"model {name!r}: {path.name} is empty; get it again")
@@ -248,7 +282,7 @@ def _check_weights(name: str, path: Path, *, is_quantized: bool) -> None:
         quantization.check_dtypes(name, {key: entry.dtype for key, entry in header.items()})
 
 
-def _check_not_pointer(name: str, path: Path) -> None:
+def _check_not_pointer(name: AnyModel, path: Path) -> None:
     if _starts_with(path, LFS_POINTER):
         raise DamagedModelError(
             f"model {name!r}: {path.name} is a Git-LFS pointer, not the file itself; run `git lfs "

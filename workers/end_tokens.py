@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workers.checkpoint import read_json
+from workers.model_source import AnyModel
 from workers.tokenizer import find_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ TOKENIZER = "the tokenizer"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
 
-def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
+def find_end_tokens(name: AnyModel, vocab_size: int) -> tuple[int, ...]:
     """The ids after which a text has ended, of all that the model's files name.
 
     One line of the log says so where they do not agree: a warning where only the tokenizer names
@@ -40,7 +41,7 @@ def find_end_tokens(name: str, vocab_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for tokens in named.values() for token in tokens))
 
 
-def find_stop_strings(name: str) -> tuple[str, ...]:
+def find_stop_strings(name: AnyModel) -> tuple[str, ...]:
     """The strings before which a model's answers end: `stop_strings` of its generation config, as
     transformers has them, and of its tokenizer's configuration, where `generate` of transformers
     passes them over."""
@@ -60,7 +61,7 @@ def _ids(content: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(token for token in tokens if type(token) is int)  # a bool is none
 
 
-def _ids_of_tokenizer(name: str) -> tuple[int, ...]:
+def _ids_of_tokenizer(name: AnyModel) -> tuple[int, ...]:
     tokenizer = find_tokenizer(name)
     if tokenizer is None or tokenizer.eos_token is None:
         return ()
@@ -69,7 +70,7 @@ def _ids_of_tokenizer(name: str) -> tuple[int, ...]:
     return () if token is None else (int(token),)
 
 
-def _report(name: str, named: Mapping[str, Sequence[int]]) -> None:
+def _report(name: AnyModel, named: Mapping[str, Sequence[int]]) -> None:
     all_named = {frozenset(tokens) for tokens in named.values() if tokens}
     if not all_named:
         logger.warning(

@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+from huggingface_hub.errors import GatedRepoError
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
@@ -16,7 +18,8 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from workers import attention, quantization
+from workers import attention, quantization, quantizing
+from workers.checkpoint import explain_gate
 from workers.errors import (
     ConfigError,
     DamagedModelError,
@@ -24,7 +27,10 @@ from workers.errors import (
     UnsupportedModelError,
     first_line,
 )
+from workers.model_source import AnyModel, ModelSource
 from workers.mpt import PagedMpt
+from workers.precision import own_dtype
+from workers.quantization import Quantization
 from workers.tensor_plans import has_whole_experts
 
 REWRITTEN: dict[str, type[PreTrainedModel]] = {"mpt": PagedMpt}
@@ -32,11 +38,12 @@ REWRITTEN: dict[str, type[PreTrainedModel]] = {"mpt": PagedMpt}
 
 
 def load_weights(
-    name: str,
+    name: AnyModel,
     config: PreTrainedConfig,
     dtype: torch.dtype | str,
     device: torch.device,
     tp_size: int,
+    quantization: Quantization = "none",
 ) -> PreTrainedModel:
     """The model with its weights, whose attention is the paged one.
 
@@ -46,8 +53,10 @@ def load_weights(
 
     Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError, ConfigError.
     """
-    check_class(name, config)
-    _check_dtype(name, config, dtype)
+    source = ModelSource.of(name)
+    check_class(source, config)
+    _check_dtype(source, config, dtype)
+    quantizing.check_quantization(source, config.to_dict(), quantization, device)
     where: dict[str, Any] = {"device_map": {"": device}}
     if tp_size > 1:
         ep_size = tp_size if has_whole_experts(config) else 1
@@ -56,15 +65,17 @@ def load_weights(
     attention.register()
     try:
         # typed as the model alone, but a pair when the loading info is asked for
-        loaded: Any = _class_of(config).from_pretrained(
-            name,
+        loaded: Any = _class_of(source, config).from_pretrained(
+            source.name,
             config=config,
             dtype=dtype,
             **where,
+            **quantizing.loading_options(quantization, _compute_dtype(config, dtype)),
             attn_implementation=attention.ATTENTION_NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
-            trust_remote_code=False,
+            revision=source.revision or "main",
+            trust_remote_code=runs_own_code(source, config),
         )
     except Exception as error:  # each architecture and file format fails in its own way
         raise explain(name, config, error) from error
@@ -72,11 +83,12 @@ def load_weights(
     if not isinstance(module, PreTrainedModel):
         raise UnsupportedModelError(f"model {name!r} is not a transformers model")
     _check_keys(_kind(name, config), module, loading)
+    quantizing.settle(module)
     return module
 
 
 def build_without_weights(
-    name: str, config: PreTrainedConfig, dtype: torch.dtype
+    name: AnyModel, config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
     """The model as `load_weights` loads it, on the meta device; raises UnsupportedModelError."""
     check_class(name, config)
@@ -85,14 +97,16 @@ def build_without_weights(
         "config": config,
         "dtype": dtype,
         "attn_implementation": attention.ATTENTION_NAME,
-        # which experts tokens go to is no shape; another way knows bfloat16 alone, on that device
+        # the grouped products of torch have no shapes but those of bfloat16
         "experts_implementation": "batched_mm",
     }
     try:
         with torch.device("meta"):
-            own = _class_of(config)
-            make = own._from_config if config.model_type in REWRITTEN else own.from_config
-            module: Any = make(**arguments)
+            own = _class_of(name, config)
+            if config.model_type in REWRITTEN:
+                module: Any = own._from_config(**arguments)
+            else:
+                module = own.from_config(**arguments, trust_remote_code=runs_own_code(name, config))
     except Exception as error:  # each architecture fails in its own way
         raise explain(name, config, error) from error
     assert isinstance(module, PreTrainedModel)
@@ -100,13 +114,23 @@ def build_without_weights(
     return module
 
 
-def check_class(name: str, config: PreTrainedConfig) -> None:
+def runs_own_code(name: AnyModel, config: PreTrainedConfig) -> bool:
+    """Whether the model's own Python code makes its forward: where transformers has none for its
+    type, and the model is trusted."""
+    is_known = config.model_type in CONFIG_MAPPING
+    return ModelSource.of(name).trust_remote_code and not is_known
+
+
+def check_class(name: AnyModel, config: PreTrainedConfig) -> None:
     """Raise UnsupportedModelError unless transformers has a causal language model of this kind."""
     kind = _kind(name, config)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{kind} is an encoder-decoder, no causal language model; only decoders can be served"
         )
+    brings_class = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if runs_own_code(name, config) and brings_class:
+        return
     mappings = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
     if not any(type(config) in mapping for mapping in mappings):
         if config.get_text_config(decoder=True) is not config:
@@ -126,16 +150,16 @@ def check_class(name: str, config: PreTrainedConfig) -> None:
             )
 
 
-def _class_of(config: PreTrainedConfig) -> Any:
+def _class_of(name: AnyModel, config: PreTrainedConfig) -> Any:
     """What makes a model of this kind: for some wrappers, only with all that they wrap."""
     if config.model_type in REWRITTEN:
         return REWRITTEN[config.model_type]
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or runs_own_code(name, config):
         return AutoModelForCausalLM
     return AutoModelForImageTextToText
 
 
-def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigError:
+def explain(name: AnyModel, config: PreTrainedConfig, error: Exception) -> ConfigError:
     """The error to raise for a failure to load, in words for whoever has named the model."""
     kind = _kind(name, config)
     if isinstance(error, ConfigError):
@@ -150,6 +174,8 @@ def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigErro
             f"{kind} cannot be served: it has attention classes of its own, and does not go "
             "through transformers' attention interface"
         )
+    if isinstance(error.__cause__, GatedRepoError):
+        return explain_gate(name)
     if isinstance(error, OSError):
         return ModelNotFoundError(f"{kind} cannot be read: {first_line(error)}")
     return UnsupportedModelError(
@@ -158,7 +184,7 @@ def explain(name: str, config: PreTrainedConfig, error: Exception) -> ConfigErro
     )
 
 
-def _kind(name: str, config: PreTrainedConfig) -> str:
+def _kind(name: AnyModel, config: PreTrainedConfig) -> str:
     return f"model {name!r} ({config.model_type})"
 
 
@@ -173,7 +199,11 @@ def _rope_types(parameters: Any) -> Iterable[str]:
             yield from _rope_types(nested)
 
 
-def _check_dtype(name: str, config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
+def _compute_dtype(config: PreTrainedConfig, dtype: torch.dtype | str) -> torch.dtype:
+    return dtype if isinstance(dtype, torch.dtype) else own_dtype(config) or torch.float32
+
+
+def _check_dtype(name: AnyModel, config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
     declared = quantization.declared_in(config.to_dict())
     method = quantization.method_of(declared) if declared else None
     if method in quantization.UNPACKED_TO_BF16 and dtype not in ("auto", torch.bfloat16):

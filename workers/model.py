@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from workers.checkpoint import check_checkpoint, read_config
 from workers.cpu.kernel import CpuKernel
@@ -18,9 +18,12 @@ from workers.end_tokens import find_end_tokens
 from workers.errors import ConfigError, UnsupportedModelError, first_line
 from workers.loading import load_weights
 from workers.model_cache import past_lengths
+from workers.model_source import AnyModel, ModelSource
 from workers.observation import observe_layers
 from workers.paged_kernel import LayerSpec, PagedKernel
 from workers.precision import DTYPES, chosen_dtype, is_widened, text_warnings
+from workers.quantization import Quantization
+from workers.quantizing import weight_bytes
 from workers.recurrent import States, StateSpec, cut_batches, make_states
 from workers.step_inputs import LayerCache, StepInputs
 from workers.tensor_plans import add_plan
@@ -36,7 +39,7 @@ LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 class Model:
     """A loaded model and the shapes of what its layers keep."""
 
-    name: str
+    source: ModelSource
     module: PreTrainedModel
     layer_specs: tuple[LayerSpec, ...]
     """The shapes of its attention layers."""
@@ -53,8 +56,14 @@ class Model:
     """What its recurrent layers keep of a sequence, if it has any."""
     text_warnings: tuple[str, ...] = ()
     """Why its texts may depend on more than its weights; see `precision`."""
+    quantization: Quantization = "none"
+    """How its weights were quantized as they were loaded."""
     num_first_layers: int | None = None
     """How many of the layers these are, the first ones, if not all; see `first_layers`."""
+
+    @property
+    def name(self) -> str:
+        return self.source.name
 
     @property
     def slot_bytes(self) -> int:
@@ -138,7 +147,14 @@ class Model:
         return logits
 
 
-def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size: int = 1) -> Model:
+def load_model(
+    name: AnyModel,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    tp_size: int = 1,
+    quantization: Quantization = "none",
+) -> Model:
     """Load a causal language model from a folder or a Hugging Face id.
 
     Args:
@@ -147,6 +163,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:<index>".
         tp_size: ranks that share the weights, of which this process is one: each reads its shard
             only. All load at a time, after they have met in a torch.distributed process group.
+        quantization: of the weights, by this process; not of a group.
 
     Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError, ConfigError.
     """
@@ -157,25 +174,36 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto", tp_size:
     config = load_config(name)
     on_cpu = resolved_device.type == "cpu"
     weights_dtype = chosen_dtype(dtype, config, on_cpu=on_cpu)
-    module = load_weights(name, config, weights_dtype or "auto", resolved_device, tp_size)
+    module = load_weights(
+        name, config, weights_dtype or "auto", resolved_device, tp_size, quantization
+    )
     if weights_dtype is None and is_widened(module.dtype, on_cpu=on_cpu):
+        if quantization != "none":
+            return load_model(name, dtype="float32", device=device, quantization=quantization)
         module = module.float()  # config.json names no dtype
-    return make_model(name, module, tp_size=tp_size)
+    return make_model(name, module, tp_size=tp_size, quantization=quantization)
 
 
-def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model:
+def make_model(
+    name: AnyModel,
+    module: PreTrainedModel,
+    *,
+    tp_size: int = 1,
+    quantization: Quantization = "none",
+) -> Model:
     """What serves a module that has its weights and goes through the paged attention.
 
     Args:
         name: a folder or id that has the module's configuration, and what ends its texts.
         tp_size: ranks that share the weights, of which this process is one.
+        quantization: how the module's weights were quantized.
 
     Raises UnsupportedModelError.
     """
     module.train(mode=False)
     config = module.config
     drop_towers(module, lambda: observe_layers(name, module))
-    num_weight_bytes = sum(weight.nbytes for weight in module.parameters()) // tp_size
+    num_weight_bytes = weight_bytes(module) // tp_size
     layers = observe_layers(name, module)
     cut_batches(module, token_by_token=layers.go_on_by_token)
     # of layers that other ranks share, transformers wraps the calls
@@ -183,7 +211,7 @@ def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model
         observe_layers(name, module)  # whether its code is content with layers that are packed
     vocab_size = int(config.get_text_config().vocab_size)
     return Model(
-        name=name,
+        source=ModelSource.of(name),
         module=module,
         layer_specs=layers.attention,
         state_specs=layers.states,
@@ -193,7 +221,8 @@ def make_model(name: str, module: PreTrainedModel, *, tp_size: int = 1) -> Model
         device=module.device,
         dtype=module.dtype,
         num_weight_bytes=num_weight_bytes,
-        text_warnings=text_warnings(name, module),
+        text_warnings=text_warnings(ModelSource.of(name).name, module),
+        quantization=quantization,
     )
 
 
@@ -210,14 +239,17 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def load_config(name: str) -> PreTrainedConfig:
+def load_config(name: AnyModel) -> PreTrainedConfig:
     """The configuration of a model.
 
     Raises: ModelNotFoundError, DamagedModelError, UnsupportedModelError.
     """
-    read_config(name)
+    content, source = read_config(name), ModelSource.of(name)
+    # of a type that transformers knows, its own class reads it, whatever the model brings
+    has_class = content["model_type"] in CONFIG_MAPPING
+    options = source.hub_options | ({"trust_remote_code": False} if has_class else {})
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.name, **options)
     except Exception as error:  # each class checks its fields in its own way
         raise UnsupportedModelError(
             f"model {name!r} has no usable config.json: {type(error).__name__}: {first_line(error)}"
@@ -226,7 +258,7 @@ def load_config(name: str) -> PreTrainedConfig:
     return config
 
 
-def max_position_of(name: str, config: PreTrainedConfig) -> int:
+def max_position_of(name: AnyModel, config: PreTrainedConfig) -> int:
     text_config = config.get_text_config()
     max_position = getattr(text_config, "max_position_embeddings", None)
     if text_config.model_type == "mpt":  # the one that serves and has another name for it

@@ -23,6 +23,7 @@ from workers import attention
 from workers.attention import AttentionObserver
 from workers.errors import UnsupportedModelError, first_line
 from workers.model_cache import past_lengths
+from workers.model_source import AnyModel
 from workers.paged_kernel import LayerSpec, ScoreRule
 from workers.recurrent import StateObserver, StateSpec, find_layers
 
@@ -175,7 +176,7 @@ class ObservedLayers:
     """Whether recurrent layers that are given several tokens forget the state before them."""
 
 
-def observe_layers(name: str, module: PreTrainedModel) -> ObservedLayers:
+def observe_layers(name: AnyModel, module: PreTrainedModel) -> ObservedLayers:
     """Learn what each layer keeps of a text by running two tokens through the model.
 
     A model without weights, on the meta device, shows its shapes; its masks cannot be read.

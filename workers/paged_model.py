@@ -22,6 +22,7 @@ from workers.model import Model
 from workers.state_slots import num_slots
 from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.step_plan import StepPlan
+from workers.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,20 @@ class PagedModel:
     def warnings(self) -> tuple[str, ...]:
         """Sentences that an operator should read."""
         return self.model.text_warnings + self._warnings
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What a worker with it says of itself, but for the times of its steps."""
+        return WorkerInfo(
+            model=self.model.name,
+            vocab_size=self.model.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.model.eos_token_ids,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            weight_bytes=self.model.num_weight_bytes,
+            quantization=self.model.quantization,
+        )
 
     @property
     def is_in_group(self) -> bool:

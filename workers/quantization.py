@@ -5,12 +5,27 @@ they were the weights. So a checkpoint is refused unless its method is known and
 """
 
 import importlib.util
+import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from workers.errors import UnsupportedModelError
+from workers.model_source import AnyModel
 
-# By method, the packages without which transformers cannot read such weights.
+# Transformers imports these packages wherever they are installed. They warn then: in each process
+# of kernels for other machines that they lack, and in each layer of each step of its precision.
+for package in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+    logging.getLogger(package).setLevel(logging.ERROR)
+
+Quantization = Literal["none", "int8", "bnb_int8", "bnb_nf4"]
+"""How weights are quantized as they are loaded; see `quantizing`."""
+
+PACKAGES_OF: Mapping[Quantization, str] = {
+    "int8": "torchao",
+    "bnb_int8": "bitsandbytes",
+    "bnb_nf4": "bitsandbytes",
+}
+# By method of a checkpoint, the packages without which transformers cannot read such weights.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "fp8": (),
     "mxfp4": (),
@@ -52,7 +67,7 @@ def method_of(declared: Mapping[str, Any]) -> str | None:
     return method if isinstance(method, str) else None
 
 
-def check_method(name: str, declared: Mapping[str, Any] | None) -> None:
+def check_method(name: AnyModel, declared: Mapping[str, Any] | None) -> None:
     """Raise UnsupportedModelError unless weights that are quantized so can be read here."""
     if declared is None:
         return
@@ -63,7 +78,7 @@ def check_method(name: str, declared: Mapping[str, Any] | None) -> None:
             f"model {name!r} is {how}, which would be misread; use its unquantized weights, or "
             f"ones quantized with {', '.join(PACKAGES)}"
         )
-    missing = [package for package in PACKAGES[method] if not _is_installed(package)]
+    missing = [package for package in PACKAGES[method] if not is_installed(package)]
     if missing:
         raise UnsupportedModelError(
             f"model {name!r} is quantized with {method!r}, which needs the package "
@@ -72,7 +87,7 @@ def check_method(name: str, declared: Mapping[str, Any] | None) -> None:
         )
 
 
-def check_dtypes(name: str, dtypes: Mapping[str, str]) -> None:
+def check_dtypes(name: AnyModel, dtypes: Mapping[str, str]) -> None:
     """Raise UnsupportedModelError if weights are quantized that config.json says nothing of.
 
     Args:
@@ -88,5 +103,6 @@ def check_dtypes(name: str, dtypes: Mapping[str, str]) -> None:
             )
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported here, which is not tried."""
     return importlib.util.find_spec(package) is not None

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from workers.errors import VocabularyMismatchError
+from workers.model_source import AnyModel
 
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NO_UTF_8 = re.compile("([\udc80-\udcff]+)")
@@ -25,7 +26,7 @@ Cut = list[tuple[int, int]]
 class Spelling:
     """The tokens of one tokenizer: those that spell something, and the special ones."""
 
-    def __init__(self, name: str, tokenizer: Any) -> None:
+    def __init__(self, name: AnyModel, tokenizer: Any) -> None:
         """Raises VocabularyMismatchError where the tokenizer does not say what its tokens spell."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -86,7 +87,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         )
 
     def _make_grammar_compiler(self, model: Model) -> GrammarCompiler:
-        find = partial(find_tokenizer, model.name)
+        find = partial(find_tokenizer, model.source)
         return GrammarCompiler(find, vocab_size=model.vocab_size, end_tokens=model.eos_token_ids)
 
     def start_compiling(self) -> threading.Thread:
@@ -138,13 +139,8 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @property
     def info(self) -> WorkerInfo:
-        return WorkerInfo(
-            model=self._paged.model.name,
-            vocab_size=self._paged.model.vocab_size,
-            max_model_len=self._paged.max_model_len,
-            eos_token_ids=self._paged.model.eos_token_ids,
-            num_blocks=self._paged.num_blocks,
-            block_size=self._paged.block_size,
+        return replace(
+            self._paged.info,
             step_times=self.step_table.times,
             steps_version=self.step_table.version,
         )

@@ -314,6 +314,10 @@ class WorkerInfo:
     eos_token_ids: tuple[int, ...]
     num_blocks: int
     block_size: int
+    weight_bytes: int = 0
+    """Bytes of the weights that each rank holds."""
+    quantization: str = "none"
+    """How they were quantized as they were loaded."""
     step_times: tuple[StepTime, ...] = ()
     """The worker's own steps, measured when it started and anew when a compiled forward took over;
     a drafter's are single draft steps, of one token per sequence."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from workers.errors import VocabularyMismatchError
 from workers.model import load_config
+from workers.model_source import AnyModel
 from workers.spelling import Spelling
 from workers.token_map import TokenMap
 from workers.tokenizer import find_tokenizer
@@ -40,7 +41,7 @@ class DraftVocabulary:
 
 
 def compare_vocabularies(
-    target: str, draft: str, wanted: HeterogeneousVocab = "auto"
+    target: AnyModel, draft: AnyModel, wanted: HeterogeneousVocab = "auto"
 ) -> DraftVocabulary:
     """Find out how a draft can serve a target, given the ids or folders of both.
 
@@ -112,7 +113,7 @@ def _added(tokenizer: Any) -> set[str]:
 
 
 def _check_without_tokenizer(
-    target: str, draft: str, *, lacking: str, wanted: HeterogeneousVocab
+    target: AnyModel, draft: AnyModel, *, lacking: str, wanted: HeterogeneousVocab
 ) -> None:
     """Without both tokenizers, embeddings of one size are all that can be asked for."""
     fix = f"put its tokenizer files beside its weights, or {ADVICE}"
@@ -129,5 +130,5 @@ def _check_without_tokenizer(
         )
 
 
-def _size(name: str) -> int:
+def _size(name: AnyModel) -> int:
     return int(load_config(name).get_text_config().vocab_size)

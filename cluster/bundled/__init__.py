@@ -1,6 +1,10 @@
 """Names of the bundled models, and where they lie in whatever place this package is installed."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+
+from workers.model_source import ModelSource
 
 PAIR_FOLDER = Path(__file__).parent
 TARGET_NAME = "tandem-demo"
@@ -15,10 +19,19 @@ _FOLDERS = {
 }
 
 
-def resolve(name: str) -> str:
-    """The folder of a bundled model; any other name as it is.
+def is_bundled(name: str) -> bool:
+    return name in _FOLDERS
+
+
+Named = TypeVar("Named", str, ModelSource)
+
+
+def resolve(model: Named) -> Named:
+    """The model with the folder of a bundled one as its name; any other as it is.
 
     Names, not folders, travel between processes: the package may be installed elsewhere there.
     """
-    folder = _FOLDERS.get(name)
-    return str(folder) if folder is not None else name
+    if isinstance(model, ModelSource):
+        return replace(model, name=resolve(model.name))
+    folder = _FOLDERS.get(model)
+    return str(folder) if folder is not None else model

@@ -19,8 +19,11 @@ from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.errors import UnsupportedModelError, first_line
 from workers.loading import build_without_weights
 from workers.model import load_config, max_position_of
+from workers.model_source import AnyModel, ModelSource
 from workers.observation import observe_layers
 from workers.precision import chosen_dtype, own_dtype
+from workers.quantization import Quantization
+from workers.quantizing import planned_bytes
 from workers.tensor_plans import has_whole_experts
 from workers.wrappers import drop_towers
 
@@ -56,6 +59,7 @@ class ModelSize:
     dtype: str
     tp_size: int
     weight_bytes: int
+    quantization: Quantization
     slot_bytes: int
     """Cache bytes per token."""
     state_bytes: int = 0
@@ -65,23 +69,36 @@ class ModelSize:
     remarks: tuple[str, ...] = ()
     """Sentences about what config.json leaves open."""
 
+    @property
+    def precision(self) -> str:
+        """Its dtype, and how its weights are quantized, if they are."""
+        return self.dtype if self.quantization == "none" else f"{self.dtype} ({self.quantization})"
+
 
 def size_model(
-    name: str, *, dtype: str = "auto", tp_size: int = 1, on_gpu: bool = False
+    model: AnyModel,
+    *,
+    dtype: str = "auto",
+    tp_size: int = 1,
+    on_gpu: bool = False,
+    quantization: Quantization = "none",
 ) -> ModelSize:
     """The share that each of `tp_size` ranks has of a model; loads its config.json, no weights.
 
     Args:
-        name: a bundled model, a folder or a Hugging Face id.
+        model: a bundled model, a folder or a Hugging Face id.
         dtype: as of `load_model`.
         on_gpu: where it is to run.
+        quantization: as of `load_model`.
 
     Raises: ModelNotFoundError, UnsupportedModelError, ConfigError.
     """
-    config = load_config(bundled.resolve(name))
+    source = ModelSource.of(model)
+    name = source.name
+    config = load_config(bundled.resolve(source))
     check_tensor_parallel(name, config, tp_size)
     torch_dtype, remarks = _choose_dtype(name, config, dtype, on_gpu=on_gpu)
-    module = build_without_weights(name, config, torch_dtype)
+    module = build_without_weights(source, config, torch_dtype)
     drop_towers(module, lambda: observe_layers(name, module))
     if tp_size > 1:
         _cut_to_rank(name, module, tp_size)
@@ -95,7 +112,8 @@ def size_model(
         name=name,
         dtype=str(torch_dtype).removeprefix("torch."),
         tp_size=tp_size,
-        weight_bytes=sum(parameter.nbytes for parameter in module.parameters()),
+        weight_bytes=planned_bytes(module, quantization),
+        quantization=quantization,
         slot_bytes=sum(spec.slot_bytes(torch_dtype) for spec in layers.attention),
         state_bytes=sum(spec.num_bytes for spec in layers.states),
         max_position=max_position_of(name, config),
@@ -103,12 +121,14 @@ def size_model(
     )
 
 
-def size_draft(name: str, *, dtype: str, on_gpu: bool) -> ModelSize:
+def size_draft(
+    model: AnyModel, *, dtype: str, on_gpu: bool, quantization: Quantization = "none"
+) -> ModelSize:
     """As `load_draft_model` loads it at most: a small bf16 model runs in fp32 on some CPUs."""
-    size = size_model(name, dtype=dtype, on_gpu=on_gpu)
+    size = size_model(model, dtype=dtype, on_gpu=on_gpu, quantization=quantization)
     is_small = size.weight_bytes < SMALL_MODEL_BYTES
     if dtype == "auto" and is_small and size.dtype == "bfloat16" and not on_gpu:
-        return size_model(name, dtype="float32")
+        return size_model(model, dtype="float32", quantization=quantization)
     return size
 
 

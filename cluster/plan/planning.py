@@ -41,7 +41,7 @@ def make_plan(config: PlanConfig) -> Plan:
     draft = _draft(args, nodes)
     fleet = Fleet(roles=(target, draft) if draft else (target,), nodes=nodes)
     layout = lay_out(fleet)
-    allowed = tensor_parallel_sizes(load_config(bundled.resolve(args.target)))
+    allowed = tensor_parallel_sizes(load_config(bundled.resolve(args.target_source)))
     return Plan(
         fleet=fleet,
         layout=layout,
@@ -55,7 +55,13 @@ def make_plan(config: PlanConfig) -> Plan:
 
 def _target(args: AppArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
     resources = rank_resources(args.device, nodes)
-    size = size_model(args.target, dtype=args.dtype, tp_size=tp_size, on_gpu=resources.num_gpus > 0)
+    size = size_model(
+        args.target_source,
+        dtype=args.dtype,
+        tp_size=tp_size,
+        on_gpu=resources.num_gpus > 0,
+        quantization=args.quantization,
+    )
     asked = args.max_model_len
     if asked is not None and asked > size.max_position:
         raise ConfigError(
@@ -76,10 +82,15 @@ def _target(args: AppArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
 
 
 def _draft(args: AppArgs, nodes: tuple[Node, ...]) -> Role | None:
-    if args.draft_model is None:
+    if args.draft_source is None:
         return None
     resources = rank_resources(args.device, nodes)
-    size = size_draft(args.draft_model, dtype=args.dtype, on_gpu=resources.num_gpus > 0)
+    size = size_draft(
+        args.draft_source,
+        dtype=args.dtype,
+        on_gpu=resources.num_gpus > 0,
+        quantization=args.draft_quantization,
+    )
     return Role(
         name="draft",
         size=size,

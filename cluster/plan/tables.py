@@ -42,7 +42,7 @@ def _memory_table(plan: Plan) -> str:
 
 def _memory_rows(role: Role, layout: Layout) -> list[tuple[str, ...]]:
     """One row for all groups with the same memory; without a cache where there is no place."""
-    model = f"{role.size.name} in {role.size.dtype}"
+    model = f"{role.size.name} in {role.size.precision}"
     shares = [size(role.size.weight_bytes), size(role.size.slot_bytes)]
     found: dict[tuple[str, ...], list[str]] = {}
     for name, cache in layout.caches.items():

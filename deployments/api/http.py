@@ -90,11 +90,16 @@ def _status(service: GenerationService, word: str, problem: str | None) -> JSONR
 
 
 def _add_model_routes(app: FastAPI, service: GenerationService) -> None:
+    info, draft = service.model.info, service.model.draft
     cards = {
         name: ModelCard(
             id=name,
             created=service.model.created,
-            max_model_len=service.model.info.max_model_len,
+            max_model_len=info.max_model_len,
+            weight_bytes=info.weight_bytes,
+            quantization=info.quantization,
+            draft_weight_bytes=None if draft is None else draft.weight_bytes,
+            draft_quantization=None if draft is None else draft.quantization,
         )
         for name in service.model.names
     }

@@ -132,6 +132,13 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str = "tandem"
     max_model_len: int
+    weight_bytes: int
+    """Bytes of the weights that each rank of the target holds."""
+    quantization: str
+    """How they were quantized as they were loaded, or `none`."""
+    draft_weight_bytes: int | None
+    """Bytes of the draft model's weights; null without one."""
+    draft_quantization: str | None
 
 
 class ModelList(BaseModel):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ray import serve
 
-from deployments.args import AppArgs
+from deployments.args import AppArgs, HubToken
 from deployments.replicas.target_ranks import OtherRanks
 from deployments.replicas.worker_replica import DEPLOYMENT_OPTIONS, WorkerReplica, WorkerStatus
 from deployments.transport.messages import VERIFY
@@ -21,7 +21,7 @@ MAX_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
     """Verifies for all routers, over streams; see `Target.verify` for the contract."""
 
-    async def __init__(self, args: AppArgs) -> None:  # type: ignore[misc]
+    async def __init__(self, args: AppArgs, hub_token: HubToken) -> None:  # type: ignore[misc]
         from deployments.replicas.target_model import (
             check_target,
             load_target,
@@ -31,8 +31,9 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
         from workers.model import resolve_device
         from workers.target import Target
 
+        hub_token.use()
         check_target(args)
-        self._ranks = OtherRanks(args) if args.tensor_parallel_size > 1 else None
+        self._ranks = OtherRanks(args, hub_token) if args.tensor_parallel_size > 1 else None
         device_type = resolve_device(args.device).type
 
         def make_target() -> Target:

@@ -13,17 +13,18 @@ def check_target(args: AppArgs) -> None:
 
     Raises: as check_tensor_parallel and load_config.
     """
-    name = bundled.resolve(args.target)
-    check_tensor_parallel(args.target, load_config(name), args.tensor_parallel_size)
+    config = load_config(bundled.resolve(args.target_source))
+    check_tensor_parallel(args.target, config, args.tensor_parallel_size)
 
 
 def load_target(args: AppArgs) -> Model:
     """This rank's shard of the target, or all of it; raises as load_model."""
     return load_model(
-        bundled.resolve(args.target),
+        bundled.resolve(args.target_source),
         dtype=args.dtype,
         device=args.device,
         tp_size=args.tensor_parallel_size,
+        quantization=args.quantization,
     )
 
 

@@ -16,7 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.placement import bundle_order
-from deployments.args import AppArgs
+from deployments.args import AppArgs, HubToken
 from workers.errors import TandemError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PING_TIMEOUT_S = 15.0
 class TargetRank:
     """A process with one shard of the target's weights and cache, which runs what rank 0 says."""
 
-    def follow(self, args: AppArgs, point: "MeetingPoint", rank: int) -> None:
+    def follow(self, args: AppArgs, hub_token: HubToken, point: "MeetingPoint", rank: int) -> None:
         """Never returns; raises when it or another rank is lost, or cannot be loaded."""
         import torch
 
@@ -40,6 +40,7 @@ class TargetRank:
         from workers.model import resolve_device
         from workers.paged_model import PagedModel
 
+        hub_token.use()
         torch.set_num_threads(num_target_threads(args))  # OpenMP counts per thread
         group = TensorParallelGroup(point, rank=rank, device_type=resolve_device(args.device).type)
         try:
@@ -66,7 +67,7 @@ def _bundles_by_node(bundles: PlacementGroup) -> Sequence[int]:
 class OtherRanks:
     """Ranks 1 and up, as rank 0 sees them."""
 
-    def __init__(self, args: AppArgs) -> None:
+    def __init__(self, args: AppArgs, hub_token: HubToken) -> None:
         """Start them; they wait for this process to `join`."""
         from cluster.tensor_parallel import open_meeting_point
 
@@ -87,7 +88,7 @@ class OtherRanks:
             for bundle in _bundles_by_node(bundles)[1:]
         ]
         self._following = [
-            actor.follow.remote(args, self._point, rank)
+            actor.follow.remote(args, hub_token, self._point, rank)
             for rank, actor in enumerate(self._actors, start=1)
         ]
 

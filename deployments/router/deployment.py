@@ -16,8 +16,8 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster import bundled
 from deployments.api.grpc_ingress import GrpcIngress
-from deployments.args import AppArgs, RouterConfig
-from workers.types import StepTime, WorkerInfo
+from deployments.args import AppArgs, HubToken, RouterConfig
+from workers.types import WorkerInfo
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,11 +42,11 @@ class Router(GrpcIngress):
         args: AppArgs,
         target_group: DeploymentHandle[Any],
         draft_pool: DeploymentHandle[Any] | None,
-        key_digests: Sequence[bytes] = (),
+        key_digests: Sequence[bytes],
+        hub_token: HubToken,
     ) -> None:
         """`key_digests` are those of API keys that stand in no file."""
         from deployments.api.grpc import Rpcs
-        from deployments.api.serve_log import leave_out_told_errors
         from deployments.metrics import RouterMetrics
         from deployments.router.drafting.chain import make_drafters
         from deployments.router.drafting.overlap import make_overlap
@@ -59,14 +59,15 @@ class Router(GrpcIngress):
         from deployments.transport.messages import VERIFY
         from deployments.transport.worker_streams import WorkerStreams
 
-        leave_out_told_errors()
+        hub_token.use()
         self._args = args
         self._workers = [worker for worker in (target_group, draft_pool) if worker is not None]
         target_info = await target_group.info.remote()
-        pool, draft_steps = await self._make_pool(draft_pool)
+        pool, draft_info = await self._make_pool(draft_pool)
+        draft_steps = () if draft_info is None else draft_info.step_times
         self._steps = {"target_steps": target_info.step_times, "draft_steps": draft_steps}
         self._controllers = {args.gamma: make_controller(args.gamma, **self._steps)}
-        tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target))
+        tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target_source))
         grammars = make_compiler(tokenizer, target_info)
         grammars.start_loading()
         self._loop = RoundLoop(
@@ -89,6 +90,7 @@ class Router(GrpcIngress):
         self._service = await self._make_service(
             tokenizer,
             target_info,
+            draft_info,
             self._watch(target_group),
             grammars,
             await self._read_keys(key_digests),
@@ -97,22 +99,22 @@ class Router(GrpcIngress):
 
     async def _make_pool(
         self, draft_pool: DeploymentHandle[Any] | None
-    ) -> "tuple[PooledDrafter | None, tuple[StepTime, ...]]":
-        """The drafter whose replicas these are, and how long its steps take; None without any."""
+    ) -> "tuple[PooledDrafter | None, WorkerInfo | None]":
+        """The drafter whose replicas these are, and what one of them is; None without any."""
         from deployments.router.drafting.remote import PooledDrafter
         from deployments.transport.directory import ServeDirectory
         from deployments.transport.messages import PROPOSE
         from deployments.transport.worker_streams import WorkerStreams
 
         if draft_pool is None:
-            return None, ()
+            return None, None
         info = await draft_pool.info.remote()
         drafter = PooledDrafter(
             WorkerStreams(ServeDirectory(draft_pool), PROPOSE),
             timeout_s=self._args.draft_timeout_s,
             max_model_len=info.max_model_len,
         )
-        return drafter, info.step_times
+        return drafter, info
 
     async def _read_keys(self, digests: Sequence[bytes]) -> "Keys":
         """The API keys that are let in; their file is read again whenever it changes."""
@@ -158,11 +160,12 @@ class Router(GrpcIngress):
         self,
         tokenizer: "ChatTokenizer",
         target_info: WorkerInfo,
+        draft_info: WorkerInfo | None,
         health: "Health",
         grammars: "GrammarCompiler",
         keys: "Keys",
     ) -> "GenerationService":
-        from deployments.api.serve_log import write_request_log
+        from deployments.api.serve_log import leave_out_told_errors, write_request_log
         from deployments.router.admission import AdmissionLimits
         from deployments.router.chat.template import load_chat_template
         from deployments.router.request_log import LOGGER, RequestLog
@@ -170,6 +173,7 @@ class Router(GrpcIngress):
         from workers.end_tokens import find_stop_strings
 
         args = self._args
+        leave_out_told_errors()
         if args.request_log == "on":
             write_request_log(LOGGER)
         return GenerationService(
@@ -178,6 +182,7 @@ class Router(GrpcIngress):
                 aliases=args.model_aliases,
                 tokenizer=tokenizer,
                 info=target_info,
+                draft=draft_info,
                 created=int(time.time()),
                 chat_template=await load_chat_template(
                     tokenizer,
@@ -185,7 +190,7 @@ class Router(GrpcIngress):
                     tool_call_parser=args.tool_call_parser,
                     reasoning_parser=args.reasoning_parser,
                 ),
-                chat_stop=find_stop_strings(bundled.resolve(args.target)),
+                chat_stop=find_stop_strings(bundled.resolve(args.target_source)),
             ),
             self._loop,
             AdmissionLimits(

@@ -43,6 +43,8 @@ class ServedModel:
     """Other names under which it is asked for."""
     tokenizer: Tokenizer
     info: WorkerInfo
+    draft: WorkerInfo | None = None
+    """The draft model's worker, if there is one."""
     created: int
     """When the app started, in Unix time, seconds."""
     chat_template: ChatTemplate | None = None

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from transformers import AutoTokenizer
 
 from workers.errors import ModelNotFoundError
+from workers.model_source import AnyModel, ModelSource
 
 WORD_START = "\N{LOWER ONE EIGHTH BLOCK}"
 
@@ -35,10 +36,11 @@ class ChatTokenizer(Tokenizer, Protocol):
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any: ...
 
 
-def load_tokenizer(name: str) -> ChatTokenizer:
+def load_tokenizer(name: AnyModel) -> ChatTokenizer:
     """The tokenizer in a model's folder or under its id; raises ModelNotFoundError without one."""
+    source = ModelSource.of(name)
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        loaded: Any = AutoTokenizer.from_pretrained(source.name, **source.hub_options)
     except Exception as error:  # of many libraries, such as one that is not installed
         reason = str(error).strip().split("\n", 1)[0]
         raise ModelNotFoundError(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from huggingface_hub import constants
 
@@ -18,7 +19,9 @@ from cluster.options import AppArgs
 from cluster.topology import GIB
 from tests.tiny_models import save_model
 from tests.tokenizers import save_speaking_model
+from workers import quantizing
 from workers.errors import ConfigError, ModelNotFoundError, TandemError, UnsupportedModelError
+from workers.model_source import ModelSource
 
 MACHINE = Machine(num_cpus=2, memory_bytes=8 * GIB)
 
@@ -65,26 +68,35 @@ class TestFiles:
             (401, "ask for access"),
             (403, "set HF_TOKEN"),
             (404, "check the name"),
+            ("GatedRepo", r"is gated: accept its licence.*set HF_TOKEN"),
+            ("RevisionNotFound", "has no revision 'v9' on the hub"),
             (None, "reached"),
         ],
     )
     def test_a_hub_that_does_not_give_it_is_asked_once(
-        self, status: int | None, words: str, monkeypatch: pytest.MonkeyPatch
+        self, status: int | str | None, words: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """With the token, which a gated model's files are not given without."""
         calls = []
 
         class Session:
-            def head(self, url: str, **_: Any) -> Any:
+            def head(self, url: str, headers: dict[str, str], **_: Any) -> httpx.Response:
                 calls.append(url)
+                assert headers["Authorization"] == "Bearer hf_secret"
                 if status is None:
                     raise ConnectionError("no network")
-                return type("Response", (), {"status_code": status})
+                if isinstance(status, str):
+                    return httpx.Response(403, headers={"X-Error-Code": status})
+                return httpx.Response(status)
 
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(model_files, "get_session", Session)
-        with pytest.raises(ModelNotFoundError, match=words):
-            check_files("organization/name")
-        assert len(calls) == 1
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        with pytest.raises(ModelNotFoundError, match=words) as caught:
+            check_files(ModelSource(name="organization/name", revision="v9"))
+        assert "hf_secret" not in str(caught.value)
+        (url,) = calls
+        assert url.endswith("organization/name/resolve/v9/config.json")
 
     def test_what_is_there_passes(self) -> None:
         check_files(bundled.resolve(bundled.TARGET_NAME))
@@ -124,6 +136,21 @@ class TestFit:
     def test_weights_that_exceed_the_memory(self) -> None:
         with pytest.raises(ConfigError, match="this does not fit: "):
             check_fit(AppArgs(), Machine(num_cpus=2, memory_bytes=GIB // 4))
+
+    @pytest.mark.parametrize("option", ["quantization", "draft_quantization"])
+    def test_a_package_that_is_not_here(self, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quantizing, "is_installed", lambda _: False)
+        with pytest.raises(ConfigError, match=f"^{option} is 'int8', which needs .* torchao"):
+            check_fit(AppArgs(**{option: "int8"}), MACHINE)
+        check_fit(AppArgs(**{option: "int8"}), None)  # other machines may have it
+
+    def test_quantized_weights_take_less(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quantizing, "is_installed", lambda _: True)
+        plain = check_fit(AppArgs(), MACHINE)
+        target, draft = check_fit(AppArgs(quantization="int8"), MACHINE)
+        assert target.dtype == "bfloat16 (int8)"
+        assert target.weight_bytes < 0.8 * plain[0].weight_bytes
+        assert draft == plain[1]
 
     def test_other_vocabularies(self, tmp_path: Path) -> None:
         draft = save_model(tmp_path / "draft")

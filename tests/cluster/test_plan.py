@@ -42,6 +42,7 @@ from workers.errors import ConfigError
 from workers.model import load_model
 from workers.observation import observe_layers
 from workers.paged_model import CacheOptions, PagedModel
+from workers.quantization import PACKAGES_OF, Quantization, is_installed
 from workers.tensor_plans import add_plan, has_whole_experts
 
 WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode"}
@@ -90,10 +91,32 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     assert size.dtype == "bfloat16"
 
 
-def test_experts_have_a_size_in_any_dtype(tmp_path: Path) -> None:
-    make_config("mixtral").save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_next"])
+def test_experts_have_a_size_in_any_dtype(family: str, tmp_path: Path) -> None:
+    """On the meta device, torch multiplies groups of rows in bfloat16 alone."""
+    make_config(family).save_pretrained(tmp_path)
     in_half = size_model(str(tmp_path), dtype="bfloat16").weight_bytes
     assert size_model(str(tmp_path), dtype="float32").weight_bytes == 2 * in_half
+
+
+@pytest.mark.parametrize("how", PACKAGES_OF)
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gpt2", "gemma2", "mixtral", "phi3", "llama4", "phimoe", "jamba", "mistral3"],
+)
+def test_a_quantized_rank_holds_what_is_loaded(
+    family: str, how: Quantization, tmp_path: Path
+) -> None:
+    """Heads, tied or not, experts, routers, layers whose weights lie the other way round, and
+    language models in wrappers."""
+    if not is_installed(PACKAGES_OF[how]):
+        pytest.skip(f"needs {PACKAGES_OF[how]}")
+    name = save_model(tmp_path, family)
+    model = load_model(name, dtype="bfloat16", device="cpu", quantization=how)
+    size = size_model(name, dtype="bfloat16", quantization=how)
+    assert size.weight_bytes == model.num_weight_bytes
+    assert size.weight_bytes < size_model(name, dtype="bfloat16").weight_bytes or family == "gpt2"
+    assert size.precision == f"bfloat16 ({how})"
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from cluster.drafters import DRAFTERS
 from deployments.args import AppArgs
 from deployments.router.drafting import early_exit, remote
 from deployments.router.drafting.chain import LOCAL_DRAFTERS
+from workers.model_source import ModelSource
 
 
 def test_defaults_serve_the_bundled_pair() -> None:
@@ -137,6 +138,21 @@ def test_wrong_options_say_what_and_how_to_mend_it(
         AppArgs.model_validate(values)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_target_and_draft_have_sources_of_their_own() -> None:
+    args = AppArgs.model_validate(
+        {"target": "org/big", "draft": "org/small", "revision": "v2", "quantization": "int8"}
+    )
+    assert args.target_source == ModelSource(name="org/big", revision="v2")
+    assert args.draft_source == ModelSource(name="org/small")
+    assert (args.quantization, args.draft_quantization) == ("int8", "none")
+    trusted = AppArgs.model_validate(
+        {"target": "a", "draft": "b", "draft_revision": "v3", "trust_remote_code": "true"}
+    )
+    assert trusted.target_source == ModelSource(name="a", trust_remote_code=True)
+    assert trusted.draft_source == ModelSource(name="b", revision="v3", trust_remote_code=True)
+    assert AppArgs(drafter="none").draft_source is None
 
 
 def test_every_option_is_described() -> None:

@@ -55,6 +55,31 @@ from workers.errors import ConfigError
             "drafter=prompt_lookup to guess from the text itself, or drafter=none for plain "
             "decoding",
         ),
+        (
+            {"quantization": "int4"},
+            "quantization is 'int4'; it must be 'none', 'int8', 'bnb_int8' or 'bnb_nf4'",
+        ),
+        (
+            {"quantization": "int8", "tensor_parallel_size": "2"},
+            "quantization=int8 is not served with tensor_parallel_size=2; use "
+            "tensor_parallel_size=1, or a checkpoint that is quantized already",
+        ),
+        (
+            {"draft_quantization": "int8", "drafter": "none"},
+            "draft_quantization=int8 is given, but drafter=none has no draft model; drop one of "
+            "them",
+        ),
+        (
+            {"draft_revision": "v2", "drafter": "prompt_lookup"},
+            "draft_revision=v2 is given, but drafter=prompt_lookup has no draft model; drop one of "
+            "them",
+        ),
+        (
+            {"revision": "v2"},
+            "revision=v2 is given, but tandem-demo is bundled, and has one state only; drop "
+            "revision, or give another model",
+        ),
+        ({"revision": ""}, "revision is ''; it must be a text that is not empty"),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 from safetensors.torch import load_file, save_file
 
@@ -20,6 +21,7 @@ from workers import checkpoint, quantization
 from workers.checkpoint import check_checkpoint
 from workers.errors import ConfigError, DamagedModelError, ModelNotFoundError, UnsupportedModelError
 from workers.model import load_model
+from workers.model_source import AnyModel, ModelSource
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4000000000\n"
 
@@ -162,7 +164,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[ConfigError], str]] = {
             folder / "config.json", model_type="mymodel", auto_map={"AutoConfig": "my.MyConfig"}
         ),
         UnsupportedModelError,
-        "brings its own code, which Tandem never runs",
+        "brings its own code, which is not run unless you trust it.*trust_remote_code=true",
     ),
     "fp8 that nothing declares": (cast_to_fp8, UnsupportedModelError, "is F8_E4M3.*misread"),
     "ModelOpt's own file": (quantize_by_modelopt, UnsupportedModelError, "'modelopt'"),
@@ -190,7 +192,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[ConfigError], str]] = {
 def test_faults_have_their_sentence(
     check: Callable[[str], object], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantization, "_is_installed", lambda _: False)
+    monkeypatch.setattr(quantization, "is_installed", lambda _: False)
     spoil, kind, sentence = FAULTS[fault]
     name = save_model(tmp_path)
     check_checkpoint(name)
@@ -226,10 +228,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "snapshot"
     save_model(folder)
 
-    def download(name: str, file: str) -> str:
+    def download(name: str, file: str, *, revision: str | None) -> str:
         response = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
         if name == "someone/gated":
             raise GatedRepoError("gated", response=response)
+        if revision is not None:
+            raise RevisionNotFoundError("no such revision", response=response)
         if name == "someone/offline" or not (folder / file).is_file():
             raise LocalEntryNotFoundError("not cached")
         if name != "someone/model":
@@ -255,13 +259,17 @@ def test_of_an_id_what_has_been_fetched_is_looked_at(hub: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("someone/gated", "is gated: accept its licence"),
+        ("someone/gated", "is gated: accept its licence.*HF_TOKEN"),
+        (
+            ModelSource(name="someone/model", revision="v9"),
+            "'someone/model' has no revision 'v9' on the hub; give a branch, a tag",
+        ),
         ("someone/offline", "the hub cannot be reached"),
         ("someone/else", "neither a folder here nor a model"),
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_ids_that_cannot_be_fetched_say_why(name: str, reason: str) -> None:
+def test_ids_that_cannot_be_fetched_say_why(name: AnyModel, reason: str) -> None:
     with pytest.raises(ModelNotFoundError, match=reason):
         check_checkpoint(name)
 

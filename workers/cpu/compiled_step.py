@@ -26,14 +26,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workers import attention, model_cache, step_inputs
+from workers.cpu import coded_linear, machine_cache, native, packed_linear, step_probe
 from workers.cpu import kernel as cpu_kernel
-from workers.cpu import machine_cache, native, packed_linear, step_probe
 from workers.errors import first_line
 from workers.first_layers import first_layers
 from workers.model import Model, load_model
 from workers.model_cache import past_lengths
+from workers.model_source import ModelSource
 from workers.paged_kernel import PagedKernel, VarlenBatch
 from workers.precision import DTYPES
+from workers.quantization import Quantization
 from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
@@ -49,12 +51,19 @@ COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 class StepSpec:
     """What a compiled forward is made for."""
 
-    model: str
+    source: ModelSource
+    quantization: Quantization
     dtype: str
     block_size: int
     num_threads: int
     num_first_layers: int | None = None
     """See Model."""
+
+    @classmethod
+    def read(cls, text: str) -> "StepSpec":
+        """From the JSON that `asdict` gives."""
+        fields = json.loads(text)
+        return cls(**{**fields, "source": ModelSource(**fields["source"])})
 
 
 class StepModule(nn.Module):
@@ -142,7 +151,8 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
             return None
         dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
         spec = StepSpec(
-            model=model.name,
+            source=model.source,
+            quantization=model.quantization,
             dtype=dtype,
             block_size=block_size,
             num_threads=num_threads,
@@ -172,6 +182,8 @@ def _obstacle(model: Model, block_size: int) -> str | None:
         return f"forwards in {model.dtype} on {model.device.type} are not"
     if model.irregularity is not None:
         return model.irregularity
+    if model.quantization == "bnb_int8":
+        return "the products of bitsandbytes are no operators of ours"
     if any(layer.kernel is None for layer in model.make_cache(1, block_size)):
         return "only our fused attention is one operator to a compiler, and it is not to be had"
     return None
@@ -199,13 +211,14 @@ def _sources(model: Model, spec: StepSpec) -> list[str]:
         cpu_kernel,
         native,
         packed_linear,
+        coded_linear,
         step_probe,
     )
     traced = (forward, *own_modules, sys.modules[__name__])
     own = [Path(module.__file__ or "").read_text() for module in traced]
     shape = {
         **asdict(spec),
-        "model": config,  # the configuration, not the name: no weights
+        "source": config,  # the configuration, not the name: no weights
         "weights": sorted(_weights_of(model)),  # how weights are laid out for this machine
     }
     return [json.dumps(shape, sort_keys=True, default=str), transformers.__version__, *own]
@@ -222,7 +235,7 @@ def _weights_of(model: Model) -> dict[str, Tensor]:
 
 def _compile(spec: StepSpec, output: Path) -> None:
     """Compile in a process of its own: tracing would disturb the model that serves meanwhile."""
-    logger.info("compiling the forward of %s, once on this machine", spec.model)
+    logger.info("compiling the forward of %s, once on this machine", spec.source)
     started = time.monotonic()
     result = subprocess.run(
         _compile_command(spec, output),
@@ -254,7 +267,7 @@ def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
     threading.Thread(target=_end_with_worker, args=[worker_pid], daemon=True).start()
     os.nice(NICENESS)
     torch.set_num_threads(spec.num_threads)
-    model = load_model(spec.model, dtype=spec.dtype, device="cpu")
+    model = load_model(spec.source, dtype=spec.dtype, device="cpu", quantization=spec.quantization)
     if spec.num_first_layers is not None:
         model = first_layers(model, spec.num_first_layers)
     inputs = step_probe.make_inputs(model, step_probe.EXAMPLE, block_size=spec.block_size)
@@ -306,4 +319,4 @@ def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
 
 
 if __name__ == "__main__":
-    _main(StepSpec(**json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]))
+    _main(StepSpec.read(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -39,6 +39,7 @@ def load_operators() -> bool:
     torch.library.register_fake("tandem::packed_linear", _linear_shape)
     torch.library.register_fake("tandem::streamed_linear", _linear_shape)
     torch.library.register_fake("tandem::streamed_linears", _linear_shapes)
+    torch.library.register_fake("tandem::coded_linear", _coded_shape)
     return True
 
 
@@ -68,6 +69,12 @@ def _attention_shape(query: Tensor, _keys: Tensor, values: Tensor, *_: object) -
 
 def _linear_shape(inputs: Tensor, _weight: Tensor, _bias: object, out_features: int) -> Tensor:
     return inputs.new_empty(*inputs.shape[:-1], out_features)
+
+
+def _coded_shape(
+    inputs: Tensor, _codes: Tensor, _scales: Tensor, _table: object, bias: object, out_features: int
+) -> Tensor:
+    return _linear_shape(inputs, inputs, bias, out_features)
 
 
 def _linear_shapes(

@@ -3,13 +3,12 @@
 On a CPU, `torch.nn.functional.linear` rearranges the whole weight matrix in every call of a few
 tokens before it multiplies, which costs as much as the product itself, or more. Here that is done
 at load, in place of the original weights: for our own kernel where the CPU has its instructions,
-for oneDNN's bf16 one elsewhere.
+for oneDNN's bf16 one elsewhere. Quantized layers that we have a kernel for go to `coded_linear`.
 """
 
 import operator
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +16,15 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from workers.cpu import huge_pages, native
+from workers.cpu.coded_linear import CodedLinear, find_codes, is_quantized
+from workers.cpu.weight_facts import WeightFacts
 
 # The layout is chosen for products of about this many tokens: a verification's.
 TYPICAL_NUM_TOKENS = 8
-# Layers of this name are not called: state spaces multiply by their weight themselves.
+# State spaces read the weight or the bias of layers of this name themselves.
 WEIGHTS_READ = "dt_proj"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFacts:
-    """What a module may ask of a weight that has been laid out anew; its numbers are gone.
-
-    Some ask for the dtype, to convert their inputs to it. What would multiply by it fails.
-    """
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, weight: Tensor) -> "WeightFacts":
-        return cls(shape=weight.shape, dtype=weight.dtype, device=weight.device)
+# Of torchao and bitsandbytes. Others, like routers of experts, may do more than multiply.
+QUANTIZED_CLASSES = ("Linear", "Linear4bit")
 
 
 class StreamedLinear(nn.Module):
@@ -103,25 +90,28 @@ class PackedLinear(nn.Module):
 def pack_linears(module: nn.Module) -> int:
     """Replace the linear layers of a model on a CPU; returns how many.
 
-    Only plain `nn.Linear` layers: others may read their weights. Where this build of torch or this
-    CPU has no such kernels, none.
+    Only plain `nn.Linear` layers, and those quantized in ways that we know: others may read their
+    weights. Where this build of torch or this CPU has no such kernels, none.
     """
     num_packed = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or name == WEIGHTS_READ:
-                continue
-            if (packed := _pack(child)) is not None:
+            if name != WEIGHTS_READ and (packed := _pack(child)) is not None:
                 setattr(parent, name, packed)
                 num_packed += 1
     return num_packed
 
 
-def _pack(linear: nn.Linear) -> nn.Module | None:
+def _pack(linear: nn.Module) -> nn.Module | None:
     """The layer laid out anew; None where it is to stay as it is."""
-    dtype = linear.weight.dtype
-    if linear.weight.device.type != "cpu":
+    if not isinstance(linear, nn.Linear) or linear.weight.device.type != "cpu":
         return None
+    if is_quantized(linear) and type(linear).__name__ in QUANTIZED_CLASSES:
+        codes = find_codes(linear) if has_streams(torch.float32) else None
+        return None if codes is None else CodedLinear(linear, codes)
+    if type(linear) is not nn.Linear or is_quantized(linear):
+        return None
+    dtype = linear.weight.dtype
     fits = dtype == torch.float32 or linear.in_features % 2 == 0  # bf16 inputs are taken in pairs
     if fits and has_streams(dtype):
         return StreamedLinear(linear)

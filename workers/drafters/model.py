@@ -13,7 +13,9 @@ from workers.errors import TandemError
 from workers.grammar_masks import GrammarText
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
+from workers.model_source import AnyModel
 from workers.paged_model import CacheOptions
+from workers.quantization import Quantization
 from workers.sampling import NO_TOKEN, SamplingRow, law_logits, sample_with_confidence
 from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
@@ -74,17 +76,23 @@ class Drafting:
             self.laws.append(draft.law)
 
 
-def load_draft_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Model:
+def load_draft_model(
+    name: AnyModel,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    quantization: Quantization = "none",
+) -> Model:
     """Load a model; a small bf16 one on a CPU without our kernel is run in fp32.
 
     A bf16 product costs oneDNN about 15 microseconds, however small it is, an fp32 one 3; drafts
     may differ a little, which no text shows.
     """
-    model = load_model(name, dtype=dtype, device=device)
+    model = load_model(name, dtype=dtype, device=device, quantization=quantization)
     is_small_bf16 = model.dtype == torch.bfloat16 and model.num_weight_bytes < SMALL_MODEL_BYTES
     is_slow = model.device.type == "cpu" and not has_streams(torch.bfloat16)
     if dtype == "auto" and is_small_bf16 and is_slow:
-        return load_model(name, dtype="float32", device=device)
+        return load_model(name, dtype="float32", device=device, quantization=quantization)
     return model
 
 

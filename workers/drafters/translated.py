@@ -17,6 +17,7 @@ from workers.end_tokens import find_end_tokens
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_masks import GrammarText
 from workers.model import Model
+from workers.model_source import AnyModel
 from workers.paged_model import CacheOptions
 from workers.sampling import SamplingRow
 from workers.scheduler import ScheduledRun
@@ -197,7 +198,7 @@ def make_drafter(
     vocabulary: DraftVocabulary,
     cache: CacheOptions | None = None,
     *,
-    target: str,
+    target: AnyModel,
     max_batched_tokens: int = 512,
 ) -> ModelDrafter:
     """The drafter for a model whose tokens become those of a target, by its id or folder, so."""

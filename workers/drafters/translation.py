@@ -11,6 +11,7 @@ from functools import cached_property
 
 from workers.drafters.histories import History, PieceHistory
 from workers.drafters.retokenized import TextHistory
+from workers.model_source import AnyModel
 from workers.spelling import Encoder
 from workers.token_map import TokenMap
 
@@ -26,7 +27,7 @@ class Translation(ABC):
     has_laws: bool
     """Whether the law of a column is that of a token of the target."""
 
-    def __init__(self, token_map: TokenMap, *, target: str) -> None:
+    def __init__(self, token_map: TokenMap, *, target: AnyModel) -> None:
         """`target`: the model's id or folder."""
         self._map = token_map
         self.target = target
@@ -81,7 +82,7 @@ class Retokenizing(Translation):
 
     has_grammars = has_laws = False  # of the target's cut, which is not known while drafting
 
-    def __init__(self, token_map: TokenMap, *, target: str) -> None:
+    def __init__(self, token_map: TokenMap, *, target: AnyModel) -> None:
         super().__init__(token_map, target=target)
         self._target_encoder = Encoder(token_map.target)
         self._draft_encoder = Encoder(token_map.draft)

@@ -220,6 +220,8 @@ async def test_unknown_paths_and_methods_have_the_error_body(client: httpx.Async
 async def test_models_and_health(client: httpx.AsyncClient) -> None:
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
+    assert (card["weight_bytes"] > 0, card["quantization"]) == (True, "none")
+    assert (card["draft_weight_bytes"], card["draft_quantization"]) == (None, None)
     assert (await client.get("/v1/models/tiny")).json() == card
     missing = await client.get("/v1/models/org/other")
     assert missing.status_code == 404

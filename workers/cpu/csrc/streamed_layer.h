@@ -11,8 +11,9 @@ constexpr int64_t kLinesAhead = 16;  // fetched to the first-level cache
 constexpr int kMaxBlocks = 4;        // of a tile
 
 // Number: of the weights. Step: what of a row's inputs is multiplied by a block's cache line.
-template <typename Number, typename Step>
+template <typename OfWeights, typename Step>
 struct Layer {
+  using Number = OfWeights;
   static constexpr int64_t kLine = kLineBytes / sizeof(Number);
   static constexpr int64_t kInputsPerStep = kLine / kWidth;
 

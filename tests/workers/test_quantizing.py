@@ -1,0 +1,258 @@
+"""Models that are quantized as they are loaded: whatever the drafts, their texts are their own."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from cluster import bundled
+from cluster.plan.model_size import size_model
+from tandem.live.texts import make_prompts
+from tests.tiny_models import VOCAB_SIZE, edit_json, save_model
+from tests.workers.decoding import CACHE, GREEDY, SAMPLED, generate, make_prompt
+from workers import quantization
+from workers.cpu.packed_linear import has_streams
+from workers.drafters.model import ModelDrafter, load_draft_model
+from workers.errors import ConfigError
+from workers.loading import load_weights
+from workers.model import Model, load_config, load_model
+from workers.paged_model import CacheOptions
+from workers.quantization import PACKAGES_OF, Quantization
+from workers.quantizing import loading_options
+from workers.target import Target
+from workers.tokenizer import find_tokenizer
+from workers.types import ProposeRequest, SamplingParams
+
+NUM_TOKENS = 24
+
+
+def needs_package(how: Quantization) -> Any:
+    package = PACKAGES_OF[how]
+    is_missing = not quantization.is_installed(package)
+    return pytest.param(how, marks=pytest.mark.skipif(is_missing, reason=f"needs {package}"))
+
+
+of_quantizations = pytest.mark.parametrize("how", [needs_package(how) for how in PACKAGES_OF])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose layers' inputs are whole blocks of 4 bits, and too many for one tile."""
+    wide = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4}
+    return save_model(tmp_path_factory.mktemp("wide"), "qwen2", **wide)
+
+
+@pytest.fixture(scope="module")
+def load(folder: str) -> Callable[[Quantization, str], Model]:
+    made: dict[tuple[Quantization, str], Model] = {}
+
+    def load_once(how: Quantization, dtype: str) -> Model:
+        if (how, dtype) not in made:
+            made[how, dtype] = load_model(folder, dtype=dtype, device="cpu", quantization=how)
+        return made[how, dtype]
+
+    return load_once
+
+
+@of_quantizations
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        pytest.param("bfloat16", marks=pytest.mark.skipif(
+            not has_streams(torch.bfloat16), reason="the head's products are not our own here"
+        )),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_text_is_that_of_plain_decoding(
+    sampling: SamplingParams, dtype: str, how: Quantization, load: Callable[..., Model]
+) -> None:
+    """With drafts that are right, wrong, or right at first."""
+    target = Target(load(how, dtype), CACHE)
+    prompt = make_prompt(1, 9)
+    plain = generate(target, prompt, NUM_TOKENS, sampling=sampling)
+    for num_right in (0, 2, 7):
+
+        def drafts(_: str, tokens: Sequence[int], num_right: int = num_right) -> list[int]:
+            done = len(tokens) - len(prompt)
+            noise = random.Random(done).choices(range(VOCAB_SIZE), k=3)
+            return [*plain[done : done + num_right], *noise]
+
+        assert generate(target, prompt, NUM_TOKENS, sampling=sampling, drafts=drafts) == plain
+
+
+@of_quantizations
+def test_a_row_s_logits_do_not_depend_on_the_step(how: Quantization, load: Any) -> None:
+    """Where products are the packages' own too, as in 8 bits by bitsandbytes."""
+    module = load(how, "float32").module
+    if how != "bnb_int8" and not has_streams(torch.float32):
+        pytest.skip("this CPU has no use for our products")
+    layer = module.model.layers[1].mlp.down_proj
+    inputs = torch.randn(40, layer.in_features)
+    with torch.inference_mode():
+        alone = torch.cat([layer(row[None]) for row in inputs])
+        for num_rows in (2, 5, 13, 40):
+            assert torch.equal(layer(inputs[:num_rows]), alone[:num_rows])
+
+
+@of_quantizations
+def test_logits_are_those_of_the_package(how: Quantization, folder: str, load: Any) -> None:
+    """Our products in place of the package's own change nothing but the last digits."""
+    reference: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, **loading_options(how, torch.float32)
+    )
+    for layer in reference.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+    prompt = make_prompt(2, 12)
+    with torch.inference_mode():
+        logits = reference(torch.tensor([prompt]), use_cache=False).logits[0, -1]
+    (token,) = generate(Target(load(how, "float32"), CACHE), prompt, 1)
+    assert logits[token] >= logits.max() - 1e-3 * logits.std()
+
+
+@of_quantizations
+def test_weights_take_less(how: Quantization, load: Callable[..., Model]) -> None:
+    """That is what a worker says of itself."""
+    quantized, plain = (Target(load(how, "float32"), CACHE).info for how in (how, "none"))
+    assert (quantized.quantization, plain.quantization) == (how, "none")
+    assert 0 < quantized.weight_bytes < 0.5 * plain.weight_bytes
+
+
+@of_quantizations
+def test_layers_that_have_no_kernel_stay_as_they_are(how: Quantization, tmp_path: Path) -> None:
+    """30 inputs are neither lines of int8 nor blocks of 4 bits."""
+    odd = {"hidden_size": 36, "intermediate_size": 30, "num_attention_heads": 2, "head_dim": 18}
+    name = save_model(tmp_path, "qwen3", **odd, num_key_value_heads=1)
+    target = Target(load_model(name, dtype="float32", device="cpu", quantization=how), CACHE)
+    prompt = make_prompt(1, 9)
+    plain = generate(target, prompt, 12)
+    drafts = lambda _, tokens: plain[len(tokens) - len(prompt) :][:3]  # noqa: E731
+    assert generate(target, prompt, 12, drafts=drafts) == plain
+
+
+@of_quantizations
+@pytest.mark.parametrize("family", ["qwen3_5", "bamba", "lfm2", "jamba"])
+def test_recurrent_layers_are_quantized_too(family: str, how: Quantization, tmp_path: Path) -> None:
+    """Their linear layers, and neither convolutions nor states: after rejections, what was accepted
+    is run again, in another batch."""
+    name = save_model(tmp_path, family)
+    model = load_model(name, dtype="float32", device="cpu", quantization=how)
+    assert (
+        model.num_weight_bytes == size_model(name, quantization=how, dtype="float32").weight_bytes
+    )
+    prompt, rng = make_prompt(3, 21), random.Random(0)
+    plain = generate(Target(model, CACHE), prompt, NUM_TOKENS, sampling=SAMPLED)
+
+    def drafts(_: str, tokens: Sequence[int]) -> list[int]:
+        right = plain[len(tokens) - len(prompt) :][: rng.randrange(5)]
+        return [*right, *rng.choices(range(VOCAB_SIZE), k=rng.randrange(4))]
+
+    target = Target(model, CACHE, max_batched_tokens=16)
+    options = {"sampling": SAMPLED, "drafts": drafts, "forget_every": 7}
+    assert generate(target, prompt, NUM_TOKENS, **options) == plain
+
+
+@of_quantizations
+def test_a_draft_is_quantized_by_itself(how: Quantization, folder: str) -> None:
+    assert load_draft_model(folder, device="cpu").quantization == "none"
+    assert load_draft_model(folder, device="cpu", quantization=how).quantization == how
+
+
+@pytest.mark.parametrize("how", PACKAGES_OF)
+def test_a_missing_package_is_named(
+    how: Quantization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.quantizing.is_installed", lambda _: False)
+    with pytest.raises(ConfigError, match=f"'{how}', which needs the package {PACKAGES_OF[how]}"):
+        load_model(save_model(tmp_path), device="cpu", quantization=how)
+
+
+def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
+    name = save_model(tmp_path)
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_json(tmp_path / "config.json", quantization_config=fp8)
+    with pytest.raises(ConfigError, match=r"are quantized already \(fp8\); leave the option out"):
+        load_model(name, device="cpu", quantization="int8")
+
+
+def test_a_device_that_bitsandbytes_has_nothing_for(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.quantizing.is_installed", lambda _: True)
+    monkeypatch.setattr("workers.quantizing._devices_of_bitsandbytes", lambda: {"cuda"})
+    config = load_config(folder)
+    with pytest.raises(ConfigError, match="has nothing for 'cpu'; use quantization=int8"):
+        load_weights(folder, config, torch.float32, torch.device("cpu"), 1, "bnb_nf4")
+
+
+# Acceptance
+
+NUM_PROMPTS, PROMPT_LEN, TEXT_LEN = 96, 32, 64
+
+
+@pytest.fixture(scope="module")
+def written() -> list[list[int]]:
+    """Held-out code, and how the bundled target goes on, greedily."""
+    name = bundled.resolve(bundled.TARGET_NAME)
+    tokenizer: Any = find_tokenizer(name)
+    prompts = [tokenizer.encode(prompt) for prompt in make_prompts("easy", 2 * NUM_PROMPTS)]
+    long_enough = [prompt[:PROMPT_LEN] for prompt in prompts if len(prompt) >= PROMPT_LEN]
+    module: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    texts: list[list[int]] = module.generate(
+        torch.tensor(long_enough[:NUM_PROMPTS]),
+        attention_mask=torch.ones(NUM_PROMPTS, PROMPT_LEN, dtype=torch.long),
+        max_new_tokens=TEXT_LEN,
+        min_new_tokens=TEXT_LEN,
+        do_sample=False,
+    ).tolist()
+    return texts
+
+
+def agreement(how: Quantization, written: list[list[int]]) -> Tensor:
+    """The share of each text that the bundled draft guesses, given what is before each token."""
+    name = bundled.resolve(bundled.DRAFT_NAME)
+    model = load_draft_model(name, dtype="float32", device="cpu", quantization=how)
+    drafter = ModelDrafter(model, CacheOptions(max_num_seqs=NUM_PROMPTS, max_model_len=128))
+    num_right = torch.zeros(NUM_PROMPTS)
+    for length in range(PROMPT_LEN, PROMPT_LEN + TEXT_LEN):
+        cached_len = length - 1 if length > PROMPT_LEN else 0
+        batch = [
+            ProposeRequest(
+                seq_id=str(index),
+                base_len=cached_len,
+                new_tokens=tuple(text[cached_len:length]),
+                k=1,
+                prompt_len=PROMPT_LEN,
+                sampling=GREEDY,
+                seed=1,
+            )
+            for index, text in enumerate(written)
+        ]
+        results = drafter.propose(batch)
+        num_right += torch.tensor(
+            [
+                result.draft_tokens == (text[length],)
+                for result, text in zip(results, written, strict=True)
+            ]
+        )
+    return num_right / TEXT_LEN
+
+
+@of_quantizations
+def test_a_quantized_draft_is_accepted_as_often(
+    how: Quantization, written: list[list[int]]
+) -> None:
+    """By 0.05 less at most, as far as so few texts can tell; docs/models.md has figures of more."""
+    plain = agreement("none", written)
+    assert plain.mean() > 0.6
+    lost = plain - agreement(how, written)
+    standard_error = lost.std() / NUM_PROMPTS**0.5
+    assert standard_error < 0.01
+    assert lost.mean() - 2 * standard_error < 0.05
