@@ -112,7 +112,7 @@ def weight_bytes(module: nn.Module) -> int:
     # in 8 bits, the first call of a layer takes the scales from its weight
     states = (getattr(layer, "state", None) for layer in module.modules())
     taken = (getattr(state, "SCB", None) for state in states)
-    num_taken = sum(scales.nbytes for scales in taken if scales is not None)
+    num_taken: int = sum(scales.nbytes for scales in taken if scales is not None)
     return sum(map(_stored_bytes, module.parameters())) + num_taken
 
 
