@@ -19,7 +19,7 @@ from workers.paged_model import CacheOptions, PagedModel, Ranks
 from workers.target import Target
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
-TIMEOUT_S = 120.0
+TIMEOUT_S = 400.0
 EXITING_EARLY = ("llama", "gemma2", "mixtral")
 """Families that decode with their own drafts too."""
 
