@@ -30,6 +30,7 @@ STEP_MAX_ITEMS = 20_000
 """The library's limits of the work before the first mask and of each, some tens of ms and 1 ms:
 less than its own, as other sequences wait meanwhile. Ordinary grammars use a hundredth. All others
 are the library's own."""
+NO_BYTES = "this model has no tokenizer that says the bytes of its tokens"
 NUM_THREADS = 2
 """Grammars that are compiled at a time, so that a slow one does not hold up all others."""
 
@@ -54,7 +55,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_tokens = end_tokens
         self._load_tokenizer = load_tokenizer
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: LLTokenizer | InvalidRequestError | None = None
+        """What was read, or what is wrong with it."""
         self._loading = threading.Lock()
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
@@ -141,8 +143,13 @@ class GrammarCompiler:
     def _load_vocabulary(self) -> "LLTokenizer":
         with self._loading:
             if self._vocabulary is None:
-                self._vocabulary = self._make_vocabulary()
-            return self._vocabulary
+                try:
+                    self._vocabulary = self._make_vocabulary()
+                except InvalidRequestError as error:
+                    self._vocabulary = error
+        if isinstance(self._vocabulary, InvalidRequestError):
+            raise InvalidRequestError(str(self._vocabulary))
+        return self._vocabulary
 
     def _make_vocabulary(self) -> "LLTokenizer":
         """Raises InvalidRequestError where the tokenizer says no token's bytes."""
@@ -151,16 +158,17 @@ class GrammarCompiler:
         backend: Any = self._load_tokenizer_backend()
         if not hasattr(backend, "to_str") or not self._end_tokens:
             raise _refused(
-                "this model has no tokenizer that says the bytes of its tokens"
-                if self._end_tokens
-                else "this model names no token that ends a text"
+                NO_BYTES if self._end_tokens else "this model names no token that ends a text"
             )
         num_known = max(backend.get_vocab().values()) + 1
-        return LLTokenizer(
-            backend.to_str(),
-            n_vocab=max(self._vocab_size, num_known),
-            eos_token=self._end_tokens[0],
-        )
+        try:
+            return LLTokenizer(
+                backend.to_str(),
+                n_vocab=max(self._vocab_size, num_known),
+                eos_token=self._end_tokens[0],
+            )
+        except Exception as error:  # of a tokenizer whose tokens the library cannot spell
+            raise _refused(f"{NO_BYTES} ({first_line(error)})") from None
 
 
 def check_size(grammar: Grammar) -> None:

@@ -177,6 +177,16 @@ class GenerationFields(SamplingFields, GrammarFields):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_prediction(self) -> Self:
+        mode = self.speculation.mode if self.speculation is not None else None
+        if mode == "predicted" and self.prediction is None:
+            raise field_error(
+                "speculation.mode",
+                "speculation.mode is 'predicted': it needs a prediction; give one, or use 'auto'",
+            )
+        return self
+
     @property
     def shows_prompt(self) -> bool:
         """Whether a request asks for its prompt."""

@@ -265,6 +265,15 @@ class TestDrafts:
         )
         assert cut.round().next_drafts == whole.first(2)
 
+    def test_they_end_behind_one_that_is_hardly_possible(
+        self, tiny_model: LoadModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hopeless = early_exit.Draft(token=5, confidence=0.0)
+        monkeypatch.setattr(early_exit, "choose_drafts", lambda draws, _: [hopeless for _ in draws])
+        target = Target(tiny_model(), CACHE, early_exit_layer=1)
+        writer = Writer(target, make_prompt(6, 8), next_k=6, options={"next_stop_below": 0.5})
+        assert writer.round().next_drafts.tokens == (5,)
+
     @pytest.mark.parametrize("rule", ["rejection", "block"])
     def test_rules_that_compare_laws_are_told_them(self, rule: str, idle: Model) -> None:
         target = Target(idle, CACHE, early_exit_layer=1)
@@ -281,14 +290,14 @@ class TestDrafts:
     def test_what_one_of_them_raises_ends_its_drafts_alone(
         self, tiny_model: LoadModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        sample = early_exit.sample_coupled
+        choose = early_exit.choose_drafts
 
-        def raising(logits: torch.Tensor, rows: Any, *rest: Any) -> Any:
-            if any(row.seed == 13 for row in rows):
+        def raising(draws: Any, logits: torch.Tensor) -> Any:
+            if any(each.row.seed == 13 for each in draws):
                 raise ZeroDivisionError
-            return sample(logits, rows, *rest)
+            return choose(draws, logits)
 
-        monkeypatch.setattr(early_exit, "sample_coupled", raising)
+        monkeypatch.setattr(early_exit, "choose_drafts", raising)
         target = Target(tiny_model(), CACHE, early_exit_layer=1)
         good, bad = (
             Writer(target, make_prompt(8, 6), seq_id=str(seed), options={"seed": seed})

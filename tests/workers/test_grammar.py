@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes import byte_tokenizer
 from tests.grammars import END_TOKEN, GRAMMARS, TEXTS, VOCAB_SIZE
+from tests.tokenizers import whole_words
 from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_compiler import MAX_SOURCE_LEN, GrammarCompiler
@@ -254,6 +255,21 @@ def test_the_vocabulary_is_read_once_and_may_be_read_before() -> None:
     compiler._threads.shutdown()
     assert num_read == 1
     assert compiler._load_vocabulary() is compiler._load_vocabulary()
+    assert num_read == 1
+
+
+def test_a_tokenizer_whose_tokens_cannot_be_spelt_is_told_and_read_once() -> None:
+    num_read = 0
+
+    def load() -> object:
+        nonlocal num_read
+        num_read += 1
+        return whole_words()  # no decoder says how its words are put together
+
+    compiler = GrammarCompiler(load, vocab_size=VOCAB_SIZE, end_tokens=(END_TOKEN,))
+    for regex in ("a", "b"):
+        with pytest.raises(InvalidRequestError, match=r"^the grammar cannot be used: this m"):
+            compiler.compile(Grammar.regex(regex)).result()
     assert num_read == 1
 
 

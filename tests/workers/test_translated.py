@@ -14,7 +14,7 @@ from tests.tokenizers import KINDS, TEXTS, save_permuted, save_speaking_model, w
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate
 from workers import streams
 from workers.draft_law import read_law
-from workers.drafters import model as model_drafter
+from workers.drafters import draws
 from workers.drafters.model import ModelDrafter
 from workers.drafters.translated import TranslatedDrafter, make_drafter
 from workers.grammar import Grammar
@@ -208,7 +208,7 @@ def test_a_round_draws_with_noise_of_its_own(
         asked_for.append((position, which["round_len"]))
         return streams.random_bits(seed, position, **which)
 
-    monkeypatch.setattr(model_drafter, "random_bits", random_bits)
+    monkeypatch.setattr(draws, "random_bits", random_bits)
     drafter = drafter_of(names, "sentence piece", "byte level", "intersection")
     tokens = encode("sentence piece")
     unsayable = wrapped("sentence piece").unk_token_id

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from workers.drafters.model import Draft, draw, sample_coupled
-from workers.errors import KVCacheExhaustedError, TandemError
+from workers.drafters.draws import Draft, Draw, allowed_next, choose_drafts, sampling_row
+from workers.errors import KVCacheExhaustedError
 from workers.grammar_masks import GrammarMasks
 from workers.kv_cache import CachedSequence, SequenceTable
 from workers.paged_model import PagedModel
-from workers.sampling import SamplingRow
 from workers.step_plan import StepPlan
 from workers.types import DraftTokens, VerifyRequest
 
@@ -48,7 +47,7 @@ class EarlyDrafting:
 
     @property
     def wants_more(self) -> bool:
-        confidences = (draft.confidence or 1.0 for draft in self.drafts)
+        confidences = (1.0 if d.confidence is None else d.confidence for d in self.drafts)
         is_sure = math.prod(confidences) >= self.request.next_stop_below
         return is_sure and len(self.drafts) < self.k and not self.has_ended
 
@@ -122,43 +121,19 @@ class EarlyExitDrafter:
 
     def _sample(self, drafting: Sequence[EarlyDrafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
-        drafts: dict[int, Draft | None] = {}
-        for choose, is_coupled in ((sample_coupled, True), (draw, False)):
-            chosen = [
-                index
-                for index, entry in enumerate(drafting)
-                if (entry.request.rule == "coupled") == is_coupled
-            ]
-            if chosen:
-                rows = [self._sampling_row(drafting[index]) for index in chosen]
-                round_lens = [drafting[index].round_len for index in chosen]
-                drafts.update(zip(chosen, choose(logits[chosen], rows, round_lens), strict=True))
-        for index, entry in enumerate(drafting):
-            if (draft := drafts[index]) is None:
+        draws = [
+            Draw(
+                row=sampling_row(entry.request, entry.sequence.tokens, self._allowed(entry)),
+                round_len=entry.round_len,
+                tells_law=entry.request.rule != "coupled",
+            )
+            for entry in drafting
+        ]
+        for entry, draft in zip(drafting, choose_drafts(draws, logits), strict=True):
+            if draft is None:
                 entry.has_ended = True
             else:
                 entry.drafts.append(draft)
 
-    def _sampling_row(self, entry: EarlyDrafting) -> SamplingRow:
-        request, tokens = entry.request, entry.sequence.tokens
-        return SamplingRow(
-            params=request.sampling,
-            seed=request.seed,
-            position=len(tokens),
-            history=tokens if request.sampling.needs_history else (),
-            prompt_len=request.prompt_len,
-            allowed=self._allowed(entry),
-        )
-
     def _allowed(self, entry: EarlyDrafting) -> Tensor | None:
-        """What the grammar allows next; anything where that is not known."""
-        try:
-            (mask,) = self._grammars.after_each(
-                entry.sequence,
-                entry.request.sampling.grammar,
-                prompt_len=entry.request.prompt_len,
-                num_drafts=0,
-            )
-        except TandemError:  # it has ended, or is the request's fault, which the target says
-            return None
-        return mask
+        return allowed_next(self._grammars, entry.sequence, entry.request)

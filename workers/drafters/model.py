@@ -8,35 +8,22 @@ import torch
 from torch import Tensor
 
 from workers.cpu.packed_linear import has_streams
-from workers.draft_law import draft_laws
-from workers.errors import TandemError
+from workers.drafters.draws import Draft, Draw, allowed_next, choose_drafts, sampling_row
 from workers.grammar_masks import GrammarText
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.model_source import AnyModel
 from workers.paged_model import CacheOptions
 from workers.quantization import Quantization
-from workers.sampling import NO_TOKEN, SamplingRow, law_logits, sample_with_confidence
+from workers.sampling import SamplingRow, sample_with_confidence
 from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import DRAFT_SIZES
 from workers.step_worker import StepWorker
-from workers.streams import Stream, random_bits
 from workers.types import ProposeRequest, ProposeResult, SamplingParams
 
 SMALL_MODEL_BYTES = 8 * 1024**2
 """Size of bf16 weights up to which a model still fits a core's caches in fp32."""
-CONFIDENCE_DIGITS = 5
-"""Decimals of a confidence; more would only lengthen messages."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """One draft token, and what its drafter says of it."""
-
-    token: int
-    confidence: float | None = None
-    law: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,20 +184,17 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     def _sample(self, drafting: Sequence[Drafting], logits: Tensor) -> None:
         """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
-        scores, drafts = self._scores(logits), dict[int, Draft | None]()
-        for choose, tells_law in ((sample_coupled, False), (draw, True)):
-            chosen = [
-                index
-                for index, entry in enumerate(drafting)
-                if self._tells_law(entry.run.item.request) == tells_law
-            ]
-            if chosen:
-                rows = [self._sampling_row(drafting[index]) for index in chosen]
-                of_rows = scores if len(chosen) == len(drafting) else scores[chosen]
-                round_lens = [drafting[index].round_len for index in chosen]
-                drafts.update(zip(chosen, choose(of_rows, rows, round_lens), strict=True))
-        for index, entry in enumerate(drafting):
-            self._add(entry, drafts[index])
+        draws = [
+            Draw(
+                row=self._sampling_row(entry),
+                round_len=entry.round_len,
+                tells_law=self._tells_law(entry.run.item.request),
+            )
+            for entry in drafting
+        ]
+        drafts = choose_drafts(draws, self._scores(logits))
+        for entry, draft in zip(drafting, drafts, strict=True):
+            self._add(entry, draft)
 
     def _add(self, entry: Drafting, draft: Draft | None) -> None:
         """Take what was sampled as the entry's next draft; None ends drafting."""
@@ -225,29 +209,11 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         return logits
 
     def _sampling_row(self, entry: Drafting) -> SamplingRow:
-        request, tokens = entry.run.item.request, entry.sequence.tokens
-        return SamplingRow(
-            params=request.sampling,
-            seed=request.seed,
-            position=len(tokens),
-            history=tokens if request.sampling.needs_history else (),
-            prompt_len=request.prompt_len,
-            allowed=self._allowed(entry),
-        )
+        return sampling_row(entry.run.item.request, entry.sequence.tokens, self._allowed(entry))
 
     def _allowed(self, entry: Drafting) -> Tensor | None:
-        """What the grammar allows next; anything where that is not known: the target knows it."""
-        request = entry.run.item.request
-        try:
-            (mask,) = self._grammars.after_each(
-                self._text_of(entry),
-                request.sampling.grammar,
-                prompt_len=request.prompt_len,
-                num_drafts=0,
-            )
-        except TandemError:  # assumed tokens that do not match, or no tokenizer here
-            return None
-        return mask
+        """What the grammar allows next; see `allowed_next`."""
+        return allowed_next(self._grammars, self._text_of(entry), entry.run.item.request)
 
     def _text_of(self, entry: Drafting) -> GrammarText:
         """The tokens that a grammar is about."""
@@ -265,31 +231,3 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
     def _decide(self, logits: Tensor) -> None:
         row = SamplingRow(params=SamplingParams(temperature=0.0), seed=0, position=0)
         sample_with_confidence(self._scores(logits), [row] * len(logits))
-
-
-def sample_coupled(
-    logits: Tensor,
-    rows: Sequence[SamplingRow],
-    round_lens: Sequence[int],  # noqa: ARG001
-) -> list[Draft | None]:
-    """As the target samples, with its noise."""
-    tokens, confidences = sample_with_confidence(logits, rows)
-    return [
-        None
-        if token == NO_TOKEN or not math.isfinite(confidence)
-        else Draft(token=token, confidence=round(confidence, CONFIDENCE_DIGITS))
-        for token, confidence in zip(tokens, confidences, strict=True)
-    ]
-
-
-def draw(
-    logits: Tensor, rows: Sequence[SamplingRow], round_lens: Sequence[int]
-) -> list[Draft | None]:
-    """From a law that is noted, with noise that the target does not use."""
-    drafts: list[Draft | None] = []
-    for law, row, round_len in zip(
-        draft_laws(law_logits(logits, rows)), rows, round_lens, strict=True
-    ):
-        bits = random_bits(row.seed, row.position, stream=Stream.DRAFT, round_len=round_len)
-        drafts.append(None if law is None else Draft(token=law.draw(bits), law=law.pack()))
-    return drafts

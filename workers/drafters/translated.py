@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from workers.drafters.draws import CONFIDENCE_DIGITS, Draft
 from workers.drafters.histories import History
-from workers.drafters.model import CONFIDENCE_DIGITS, Draft, Drafting, ModelDrafter
+from workers.drafters.model import Drafting, ModelDrafter
 from workers.drafters.translation import NO_TOKEN, Intersection, Retokenizing, Translation
 from workers.end_tokens import find_end_tokens
 from workers.grammar_compiler import GrammarCompiler

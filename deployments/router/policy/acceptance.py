@@ -171,10 +171,9 @@ class Acceptance:
         A draft that was sure so far is not much surer than others of what comes next.
         Shapes: [at most num_paths, depth].
         """
-        chosen = [
-            self._paths[-1 - index][:depth] for index in range(min(num_paths, len(self._paths)))
-        ]
-        later = np.array(self._later or [_mean(chosen)])
+        last = [self._paths[-1 - index] for index in range(min(num_paths, len(self._paths)))]
+        chosen = [path[:depth] for path in last]
+        later = np.array(self._later or [_mean(last)])
         paths = np.resize(later, (len(chosen), depth))
         for path, logs in zip(paths, chosen, strict=True):
             path[: len(logs)] = logs

@@ -99,6 +99,10 @@ def test_a_field_that_nobody_knows_is_left_out(name: str) -> None:
         ({"speculation": {"mode": "fast"}}, "speculation.mode is 'fast': it must be 'auto', 'off'"),
         ({"speculation": {"gama": 1}, "n": 1}, None),
         (
+            {"speculation": {"mode": "predicted"}},
+            "speculation.mode is 'predicted': it needs",
+        ),
+        (
             {"speculation": {"verification": "ratio"}},
             "speculation.verification is 'ratio': it must be 'coupled', 'rejection' or 'block'",
         ),

@@ -101,6 +101,12 @@ class TestConfidences:
         assert np.unique(survival[:, :, 0]) == pytest.approx([second[0], first[0]])
         assert np.unique(survival[:, :, 1]) == pytest.approx([second[1], first[1]])
 
+    def test_no_drafts_are_foreseen_where_none_can_be_had(self) -> None:
+        """As of early exit, whose drafts are asked for a round ahead, at the end of a text."""
+        acceptance = Acceptance()
+        acceptance.remember(sure(0.9))
+        assert acceptance.foresee(["a"], 0, 8, optimism=0.0).size == 0
+
     def test_optimism_fades_with_what_is_known(self) -> None:
         acceptance, rng = Acceptance(), random.Random(0)
 

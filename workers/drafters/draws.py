@@ -1,0 +1,99 @@
+"""How drafters choose tokens from logits: as the target samples, or from a law that they tell."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workers.draft_law import draft_laws
+from workers.errors import TandemError
+from workers.grammar_masks import GrammarMasks, GrammarText
+from workers.sampling import NO_TOKEN, SamplingRow, law_logits, sample_with_confidence
+from workers.streams import Stream, random_bits
+from workers.types import ProposeRequest, VerifyRequest
+
+CONFIDENCE_DIGITS = 5
+"""Decimals of a confidence; more would only lengthen messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One draft token, and what its drafter says of it."""
+
+    token: int
+    confidence: float | None = None
+    law: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One draft to choose."""
+
+    row: SamplingRow
+    round_len: int
+    """Committed tokens of the sequence when its drafts were asked for."""
+    tells_law: bool
+    """Whether it is drawn from a law that is told, or chosen as the target would."""
+
+
+def choose_drafts(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
+    """A draft for each; None where the scores decide none.  # logits [len(draws), vocab]"""
+    drafts: dict[int, Draft | None] = {}
+    for choose, tells_law in ((_as_the_target, False), (_from_a_law, True)):
+        chosen = [index for index, each in enumerate(draws) if each.tells_law == tells_law]
+        if chosen:
+            of_rows = logits if len(chosen) == len(draws) else logits[chosen]
+            of_draws = [draws[index] for index in chosen]
+            drafts.update(zip(chosen, choose(of_draws, of_rows), strict=True))
+    return [drafts[index] for index in range(len(draws))]
+
+
+def sampling_row(
+    request: ProposeRequest | VerifyRequest, tokens: Sequence[int], allowed: Tensor | None
+) -> SamplingRow:
+    """What chooses the token behind these, of which `allowed` may be chosen."""
+    return SamplingRow(
+        params=request.sampling,
+        seed=request.seed,
+        position=len(tokens),
+        history=tokens if request.sampling.needs_history else (),
+        prompt_len=request.prompt_len,
+        allowed=allowed,
+    )
+
+
+def allowed_next(
+    grammars: GrammarMasks, text: GrammarText, request: ProposeRequest | VerifyRequest
+) -> Tensor | None:
+    """What a request's grammar allows behind a text; anything where that is not known here."""
+    try:
+        (mask,) = grammars.after_each(
+            text, request.sampling.grammar, prompt_len=request.prompt_len, num_drafts=0
+        )
+    except TandemError:  # tokens that do not match, or no tokenizer here: the target knows it
+        return None
+    return mask
+
+
+def _as_the_target(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
+    """With the target's noise."""
+    tokens, confidences = sample_with_confidence(logits, [each.row for each in draws])
+    return [
+        None
+        if token == NO_TOKEN or not math.isfinite(confidence)
+        else Draft(token=token, confidence=round(confidence, CONFIDENCE_DIGITS))
+        for token, confidence in zip(tokens, confidences, strict=True)
+    ]
+
+
+def _from_a_law(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
+    """With noise that the target does not use."""
+    laws = draft_laws(law_logits(logits, [each.row for each in draws]))
+    drafts: list[Draft | None] = []
+    for law, each in zip(laws, draws, strict=True):
+        bits = random_bits(
+            each.row.seed, each.row.position, stream=Stream.DRAFT, round_len=each.round_len
+        )
+        drafts.append(None if law is None else Draft(token=law.draw(bits), law=law.pack()))
+    return drafts
