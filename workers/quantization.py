@@ -5,17 +5,11 @@ they were the weights. So a checkpoint is refused unless its method is known and
 """
 
 import importlib.util
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from workers.errors import UnsupportedModelError
 from workers.model_source import AnyModel
-
-# Transformers imports these packages wherever they are installed. They warn then: in each process
-# of kernels for other machines that they lack, and in each layer of each step of its precision.
-for package in ("torchao", "bitsandbytes", "torch.utils._pytree"):
-    logging.getLogger(package).setLevel(logging.ERROR)
 
 Quantization = Literal["none", "int8", "bnb_int8", "bnb_nf4"]
 """How weights are quantized as they are loaded; see `quantizing`."""

@@ -1,6 +1,8 @@
 """Which lines of the processes reach the terminal."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,11 @@ def test_the_autoscalers_reports_are_left_out() -> None:
     log.release()
     log.receive({"pid": "autoscaler", "lines": ["======== Autoscaler status ========"]})
     assert shown.getvalue() == ""
+
+
+def test_a_command_says_nothing_of_packages_that_are_only_installed() -> None:
+    """Those of quantization warn where transformers imports them."""
+    command = [sys.executable, "-m", "tandem", "plan", "--help"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert "usage: tandem plan" in run.stdout
+    assert run.stderr == ""
