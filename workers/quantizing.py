@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import BitsAndBytesConfig, PreTrainedModel, TorchAoConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
@@ -117,7 +118,8 @@ def weight_bytes(module: nn.Module) -> int:
 
 
 def _stored_bytes(weight: Tensor) -> int:
-    if hasattr(weight, "__tensor_flatten__"):  # of torchao: a name for several tensors
+    is_shared = isinstance(weight, DTensor)  # by ranks, of which this is what all have together
+    if hasattr(weight, "__tensor_flatten__") and not is_shared:  # of torchao: several tensors
         return sum(getattr(weight, name).nbytes for name in weight.__tensor_flatten__()[0])
     state = getattr(weight, "quant_state", None)  # of bitsandbytes in 4 bits
     scales = getattr(weight, "SCB", None) if state is None else state.absmax  # and in 8
