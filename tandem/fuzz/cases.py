@@ -96,6 +96,8 @@ def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
     for name, draw in rare.items():
         if rng.random() < 0.3:
             body[name] = draw()
+    if (body.get("speculation") or {}).get("mode") == "predicted":
+        body.setdefault("prediction", rare["prediction"]())
     return body | draw_grammar(rng) if rng.random() < 0.2 else body
 
 
