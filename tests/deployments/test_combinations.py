@@ -150,7 +150,7 @@ async def test_drafts_change_nothing(
     option: str, gamma: Gamma, models: Models, permuted: Model, tokenizer: Any, plain: Answers
 ) -> None:
     name, _, value = option.partition("=")
-    others = {"early_exit_layer": 2} if "early_exit" in value else {}
+    others: dict[str, Any] = {"early_exit_layer": 2} if "early_exit" in value else {}
     args = AppArgs.model_validate({name: value, **others})
     target, draft = models.target, permuted if name == "heterogeneous_vocab" else models.draft
     vocabulary = compare_vocabularies(target.name, draft.name, args.heterogeneous_vocab)
