@@ -13,7 +13,7 @@ NUM_REQUESTS = 40
 NUM_TOKENS = 24
 CHAIN = "prompt_lookup,suffix,model,early_exit"
 OPTIONS: dict[str, Any] = {"drafter": CHAIN, "early_exit_layer": 2}
-"""Of an app that serves them."""
+"""The options of an app that serves these requests."""
 SPECULATIONS: tuple[dict[str, Any], ...] = (
     {},
     *[{"mode": name} for name in CHAIN.split(",")],
@@ -60,7 +60,7 @@ async def answers(served: Served, bodies: list[dict[str, Any]]) -> list[dict[str
 
 
 def token_ids(answer: dict[str, Any]) -> list[list[int]]:
-    """Of each completion of a request."""
+    """The token ids of each completion of an answer."""
     return [choice["token_ids"] for choice in answer["choices"]]
 
 

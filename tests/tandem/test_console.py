@@ -67,7 +67,8 @@ def test_the_autoscalers_reports_are_left_out() -> None:
 
 
 def test_a_command_says_nothing_of_packages_that_are_only_installed() -> None:
-    """Those of quantization warn where transformers imports them."""
+    """Packages of quantization warn when transformers imports them, which it does if they are
+    there."""
     command = [sys.executable, "-m", "tandem", "plan", "--help"]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert "usage: tandem plan" in run.stdout

@@ -108,7 +108,8 @@ def idle(tmp_path: Path) -> Model:
 class TestFirstLayers:
     @pytest.mark.parametrize("family", [*SUPPORTED, *RARE, *WRAPPED])
     def test_they_are_a_model_of_so_many_layers(self, family: str, tmp_path: Path) -> None:
-        """Of every family: what transformers makes of the same weights, one layer less."""
+        """The logits are what transformers makes of the same weights with so few layers, for every
+        family."""
         name = save_model(tmp_path, family)
         model = load_model(name, dtype="float32", device="cpu")
         shallow_config = make_config(family)

@@ -34,7 +34,8 @@ class Draw:
     round_len: int
     """Committed tokens of the sequence when its drafts were asked for."""
     tells_law: bool
-    """Whether it is drawn from a law that is told, or chosen as the target would."""
+    """Whether the draft is drawn from a law that goes with it; if not, it is chosen as the target
+    would."""
 
 
 def choose_drafts(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:

@@ -129,7 +129,7 @@ class TranslatedDrafter(ModelDrafter):
             super().start_loading_grammars()
 
     def _make_grammar_compiler(self, model: Model) -> GrammarCompiler:  # noqa: ARG002
-        """Of the target's tokens, which a grammar is about."""
+        """A compiler for the target's tokens, since a grammar is about those."""
         target, size = self._translation.target, self._translation.target_size
         return GrammarCompiler(
             lambda: find_tokenizer(target),
@@ -138,7 +138,7 @@ class TranslatedDrafter(ModelDrafter):
         )
 
     def _start(self, run: ScheduledRun[ProposeRequest]) -> Drafting:
-        history = self._history_of(run.sequence.seq_id)
+        history = self._histories[run.sequence.seq_id]
         history.drafted.clear()
         return replace(super()._start(run), round_len=history.committed_len)
 
@@ -150,7 +150,7 @@ class TranslatedDrafter(ModelDrafter):
     def _add(self, entry: Drafting, draft: Draft | None) -> None:
         if draft is not None:
             column = draft.token
-            self._translation.note(self._history_of(entry.sequence.seq_id).drafted, column)
+            self._translation.note(self._histories[entry.sequence.seq_id].drafted, column)
             draft = replace(draft, token=self._translation.columns[column])
         super()._add(entry, draft)
 
@@ -160,7 +160,7 @@ class TranslatedDrafter(ModelDrafter):
     def _sampling_row(self, entry: Drafting) -> SamplingRow:
         """For a rule that compares laws, where none can be told: that of the likeliest token, which
         is a draft without a choice."""
-        request, history = entry.run.item.request, self._history_of(entry.sequence.seq_id)
+        request, history = entry.run.item.request, self._histories[entry.sequence.seq_id]
         is_certain = request.rule != "coupled" and not self._translation.has_laws
         return SamplingRow(
             params=replace(request.sampling, temperature=0.0) if is_certain else request.sampling,
@@ -175,11 +175,11 @@ class TranslatedDrafter(ModelDrafter):
         return super()._allowed(entry) if self._translation.has_grammars else None
 
     def _text_of(self, entry: Drafting) -> GrammarText:
-        return self._history_of(entry.sequence.seq_id)
+        return self._histories[entry.sequence.seq_id]
 
     def _answer(self, entry: Drafting) -> ProposeResult:
         result = super()._answer(entry)
-        history = self._history_of(result.seq_id)
+        history = self._histories[result.seq_id]
         tokens, confidences = self._translation.answer(
             history, result.draft_tokens, result.confidences
         )
@@ -189,9 +189,6 @@ class TranslatedDrafter(ModelDrafter):
             draft_tokens=tuple(tokens[:k]),
             confidences=tuple(round(c, CONFIDENCE_DIGITS) for c in confidences[:k]),
         )
-
-    def _history_of(self, seq_id: str) -> History:
-        return self._histories[seq_id]
 
 
 def make_drafter(

@@ -14,7 +14,7 @@ from workers.types import Rule, StepTime
 
 
 class Maker(Enum):
-    """Who makes the drafts of a sequence, which is what they cost."""
+    """What makes the drafts of a sequence; on that it depends what they cost."""
 
     NOBODY = "nobody"
     """They are in hand."""
@@ -38,7 +38,7 @@ class Candidate:
     rule: Rule = "coupled"
     """The rule by which its drafts are judged."""
     maker: Maker = Maker.DRAFTER
-    """Who makes them; if it is the target, they are those of the round after the coming one."""
+    """What makes its drafts. Those of the target are for the round after the coming one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "fp32_sums.h"
 #include "streamed_layer.h"
 #include "vectors.h"
 
@@ -102,36 +103,14 @@ struct CodesTile {
                  std::make_integer_sequence<int, kInputs>());
       }
     }
-    for (int block = 0; block < Blocks; ++block) {
-      const int64_t column = (first_block + block) * kWidth;
-      const int64_t width = std::min(kWidth, layer.out_features - column);
-      float bias[kWidth] = {};
-      if (layer.bias != nullptr) std::copy_n(layer.bias + column, width, bias);
-      for (int row = 0; row < Rows; ++row) {
-        float products[kWidth];
-        for (int part = 0; part < kParts; ++part) {
-          store(products + part * kLanes, sums[row][block][part]);
-        }
-        Number* output = layer.output + (first_row + row) * layer.out_features + column;
-        for (int i = 0; i < width; ++i) output[i] = products[i] + bias[i];
-      }
-    }
+    store_sums(sums, layer, first_row, first_block);
   }
 
-  // rows [num_rows, num_steps] of `kInputs` each -> [num_steps, num_rows]
   static void lay_out(const Number* rows, int64_t num_rows, int64_t num_steps, Step* tile) {
-    for (int64_t row = 0; row < num_rows; ++row) {
-      for (int64_t step = 0; step < num_steps; ++step) {
-        for (int i = 0; i < kInputs; ++i) {
-          tile[step * num_rows + row][i] = rows[(row * num_steps + step) * kInputs + i];
-        }
-      }
-    }
+    lay_out_inputs(rows, num_rows, num_steps, tile);
   }
 
  private:
-  static constexpr int kParts = kWidth / kLanes;  // registers of a block's outputs
-
   // Products with a step's inputs of each row. Inlined, as those of one input: all is in registers.
   template <int Rows, int Blocks, int... Inputs>
   [[gnu::always_inline]] static void add_step(const uint8_t* const (&lines)[Blocks],

@@ -8,6 +8,7 @@
 #include <array>
 #include <type_traits>
 
+#include "fp32_sums.h"
 #include "streamed_layer.h"
 #include "vectors.h"
 
@@ -54,32 +55,14 @@ struct Fp32Tile {
         add_products<1>(lines, inputs + step * Rows, sums);
       }
     }
-    for (int block = 0; block < Blocks; ++block) {
-      const int64_t column = (first_block + block) * kWidth;
-      const int64_t width = std::min(kWidth, layer.out_features - column);
-      float bias[kWidth] = {};
-      if (layer.bias != nullptr) std::copy_n(layer.bias + column, width, bias);
-      for (int row = 0; row < Rows; ++row) {
-        Number* output = layer.output + (first_row + row) * layer.out_features + column;
-        store_block(sums[row][block], bias, width, output);
-      }
-    }
+    store_sums(sums, layer, first_row, first_block);
   }
 
-  // rows [num_rows, num_steps] of `kInputs` each -> [num_steps, num_rows]
   static void lay_out(const Number* rows, int64_t num_rows, int64_t num_steps, Step* tile) {
-    for (int64_t row = 0; row < num_rows; ++row) {
-      for (int64_t step = 0; step < num_steps; ++step) {
-        for (int i = 0; i < kInputs; ++i) {
-          tile[step * num_rows + row][i] = rows[(row * num_steps + step) * kInputs + i];
-        }
-      }
-    }
+    lay_out_inputs(rows, num_rows, num_steps, tile);
   }
 
  private:
-  static constexpr int kParts = kWidth / kLanes;  // registers of a line
-
   // Products with one input of each row. Inlined: all is in registers.
   template <int Input, int Rows, int Blocks>
   [[gnu::always_inline]] static void add_products(const Number* const (&lines)[Blocks],
@@ -105,14 +88,6 @@ struct Fp32Tile {
     const auto words = load_as<Words>(line);
     if constexpr (!kIsBf16) return reinterpret_cast<Floats>(words);
     return reinterpret_cast<Floats>(Input == 0 ? words << 16 : words & 0xffff0000u);
-  }
-
-  static void store_block(const Floats* sums, const float* bias, int64_t width, Number* output) {
-    float products[kWidth];
-    for (int part = 0; part < kParts; ++part) store(products + part * kLanes, sums[part]);
-    Number rounded[kWidth];
-    for (int i = 0; i < kWidth; ++i) rounded[i] = products[i] + bias[i];
-    std::copy_n(rounded, width, output);
   }
 };
 
