@@ -1,4 +1,4 @@
-"""Whether the drafter goes on while the target verifies.
+"""The choice whether drafters go on while the target verifies.
 
 It pays where both have hardware of their own: the next round then starts with drafts in hand, if
 the drafter guessed the target's next token too. Where they share cores it slows the target down.
@@ -13,8 +13,9 @@ from deployments.router.policy.gamma import ObservedRound
 from deployments.router.policy.latency import Latency
 
 TRY_EVERY = 96
-"""Rounds after which it is done the other way for TRY_ROUNDS, to see whether that is better."""
+"""The number of rounds in which the other way is tried once, to see whether it is better by now."""
 TRY_ROUNDS = 4
+"""The number of rounds in a row for which the other way is tried."""
 MARGIN = 0.02
 """The share of a round that overlapping must save: less is noise."""
 RATE = 0.1
@@ -37,7 +38,7 @@ def make_overlap(option: Literal["auto", "on", "off"]) -> Overlap:
 
 
 class FixedOverlap:
-    """Always, or never."""
+    """The policy of an option: drafters always go on, or never."""
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
@@ -50,7 +51,7 @@ class FixedOverlap:
 
 @dataclass(slots=True)
 class MeasuredOverlap:
-    """Does what has taken less time of late."""
+    """The policy that does what has taken less time of late."""
 
     _latency: Latency = field(default_factory=Latency)
     """What draft and verification take without overlap, in seconds."""

@@ -30,17 +30,17 @@ Kind = tuple[str, bool, Rule]
 FIRST_EXPONENT = 0.5
 """The guess of beta_source: drafters tend to be less sure than they could be."""
 FIRST_RATE = 0.7
-"""The guess of a silent source's rate."""
+"""The guess of how often drafts are accepted whose source gives no confidences."""
 MEMORY = 150.0
-"""Tested tokens after which the past has lost 63 % of its weight."""
+"""The number of tested tokens after which the past has lost 63 % of its weight."""
 PRIOR = 4.0
 """The weight of a guess, in tested tokens or their information (about 0.2 each)."""
 LARGEST_LOG = 4.0
 """How far an exponent may be from its guess, as a logarithm: a factor of 50."""
 LEAST_CERTAIN, MOST_CERTAIN = 1e-6, 0.999
-"""Bounds of a confidence. What is no number counts as the least certain."""
+"""The bounds of a confidence. What is no number counts as the least certain."""
 NUM_PATHS = 64
-"""Drafts whose confidences are remembered, as samples of the next ones."""
+"""The number of drafts whose confidences are remembered, as samples of the next ones."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Exponent:
 
 @dataclass(slots=True)
 class Rate:
-    """Accepted / tested of one position, decayed."""
+    """The share of tested drafts at one position that were accepted, older ones counting less."""
 
     accepted: float = 0.0
     tested: float = 0.0
@@ -82,7 +82,7 @@ class Rate:
 
 
 class Acceptance:
-    """The drafts of one source, greedy or sampled."""
+    """What is known of how often drafts of one kind are accepted."""
 
     def __init__(self) -> None:
         self._overall = Rate()
@@ -166,7 +166,7 @@ class Acceptance:
         return math.exp(log) if is_silent else FIRST_EXPONENT * math.exp(self._exponent.log + log)
 
     def _last_paths(self, num_paths: int, depth: int) -> Floats:
-        """Logarithms of the last drafts' confidences; each goes on as others did.
+        """The logarithms of the last drafts' confidences; each goes on as others did.
 
         A draft that was sure so far is not much surer than others of what comes next.
         Shapes: [at most num_paths, depth].
@@ -186,9 +186,9 @@ def _mean(paths: Sequence[Sequence[float]]) -> float:
 
 
 class AcceptanceBySource:
-    """All drafts of a router: each source apart, greedy and sampled, and the rules of the latter.
+    """What is known of all drafts of a router, each kind apart.
 
-    How far drafts go, and what a confidence means, differ between them.
+    How far drafts go, and what a confidence means, differ between kinds.
     """
 
     def __init__(self) -> None:

@@ -25,9 +25,9 @@ from deployments.router.policy.planner import (
 from workers.types import StepTime
 
 OPTIMISM = 1.0
-"""The standard deviations of which drafts get the benefit while none are made."""
+"""By how many standard deviations acceptance is overestimated while no drafts are made."""
 NUM_SAMPLES = 64
-"""Samples of coming drafts that a round is planned with, over all of its sequences."""
+"""How many samples of coming drafts a round is planned with, over all of its sequences."""
 
 
 def make_controller(

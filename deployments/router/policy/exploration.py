@@ -12,7 +12,7 @@ from deployments.router.policy.gamma import ObservedRound, Reason
 from deployments.router.policy.planner import Plan
 
 EXPLORE_SHARE = 0.01
-"""The share of time that may be spent so."""
+"""The share of the time of plain rounds that exploring may lose."""
 
 
 class Exploration:

@@ -17,11 +17,11 @@ class Maker(Enum):
     """What makes the drafts of a sequence; on that it depends what they cost."""
 
     NOBODY = "nobody"
-    """They are in hand."""
+    """The drafts are in hand already."""
     DRAFTER = "drafter"
-    """A drafter that is asked before the verification."""
+    """A drafter makes them; it is asked before the verification."""
     TARGET = "target"
-    """The target itself, behind a verification, for the next round."""
+    """The target makes them itself after a verification, for the next round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

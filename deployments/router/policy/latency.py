@@ -26,7 +26,7 @@ from workers.types import StepTime
 
 Floats = NDArray[np.float64]
 Row = tuple[Floats, Floats]
-"""Tokens, rising, and seconds."""
+"""Numbers of tokens, rising, and the seconds of a step of each."""
 
 RATE = 0.03
 """The share of an error that an estimate of a time takes over."""
@@ -34,13 +34,13 @@ OUTLIER = 0.4
 """A time that is off by more than this, as a logarithm, is taken for a stall and clipped. When the
 next is off to the same side, the machine has changed: clip and rate are doubled each time."""
 FAR = 4096.0
-"""Tokens beyond the end of a table up to which a row goes on rising."""
+"""How many tokens beyond the end of a table its last row goes on rising."""
 FIRST_SLOPE = 0.02
 """The guess of what a further token adds to a step, as a share of the step of one token."""
-LEAST_S = 1e-6
-"""No time is shorter."""
 SLOPE_PRIOR = 15.0
-"""The weight of that guess, in steps one token away from the mean."""
+"""The weight of FIRST_SLOPE, in observed steps that are one token away from the mean."""
+LEAST_S = 1e-6
+"""The shortest time that is believed, in seconds, so that every time has a logarithm."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Follower:
     """A positive number that is observed with noise and stalls: its geometric mean of late."""
 
     value: float
-    """Before anything was observed, a guess."""
+    """The mean; a guess before anything was observed."""
     _num_seen: int = 0
     _run: int = 0
     """How many of the last observations were outliers to the same side, with its sign."""
@@ -86,7 +86,7 @@ class StepTable:
                 by_size.setdefault(time.num_sequences, {})[time.num_tokens] = time.seconds
         self._sizes = sorted(by_size)
         self._rows = {size: _rising(by_size[size]) for size in self._sizes}
-        """By the number of sequences: those measured, and those that were asked for."""
+        """The row of each number of sequences that was measured or has been asked for."""
         if not self._sizes:
             return
         last = self._sizes[-1]
@@ -149,12 +149,15 @@ class StepLine:
     """Seconds of a step by tokens, where there is no table: decayed least squares."""
 
     _weight: float = 0.0
+    """The number of observed steps, older ones counting less."""
     _tokens: float = 0.0
-    """The mean number of tokens; likewise the next."""
+    """The mean number of tokens of a step."""
     _seconds: float = 1.0
+    """The mean seconds of a step."""
     _variance: float = 0.0
-    """The mean square of tokens from their mean; likewise the next."""
+    """The mean square of a step's distance from the mean number of tokens."""
     _covariance: float = 0.0
+    """The mean product of a step's distances from the mean tokens and from the mean seconds."""
 
     def seconds(self, num_tokens: ArrayLike) -> Floats:
         """Shapes: [any] tokens -> [any] seconds."""
@@ -187,7 +190,7 @@ class _Target:
 
     table: StepTable
     line: StepLine = field(default_factory=StepLine)
-    """In place of an empty table."""
+    """The fit to the steps themselves, used while `table` is empty."""
     drafted: Follower = field(default_factory=lambda: Follower(1.0))
     """How many times as long as table or line say a step with drafts takes."""
     plain: Follower = field(default_factory=lambda: Follower(1.0))
@@ -223,7 +226,7 @@ class Latency:
         """The tokens of the largest step that the target has measured."""
         self._draft_table = StepTable(draft_steps)
         self._draft_factor = Follower(1.0 if draft_steps else LEAST_S)
-        """Without a table, the seconds of a step."""
+        """How many times as long as the table says a draft step takes; without one, its seconds."""
         self._draft_hop = Follower(LEAST_S)
         self._ahead_factor = Follower(LEAST_S)
 

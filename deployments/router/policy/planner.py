@@ -10,10 +10,9 @@ are taken in order of survival, down to the threshold and up to the longest draf
 rate: a jump in the costs may hide behind one that does not pay. Drafters stop below the threshold
 too, so a step of theirs is only run while some sequence is above it.
 
-Prompts that wait are run in the same step. They have to be run whatever is drafted, so a second is
-worth what these sequences would make of it alone, and drafts are no cheaper for the long step. They
-may not lengthen such a round by more than DELAY_SHARE: that is how much later the first token of
-the prompt may come.
+When a step also runs part of a prompt, drafts are priced at the rate that these sequences would
+reach without it: the prompt must run anyway, so a long step does not make drafts cheap. Beside
+drafts a prompt may take 1 + DELAY_SHARE times as long at most, since they delay its first token.
 """
 
 import math
@@ -29,7 +28,7 @@ from deployments.router.policy.latency import Floats, Latency
 NUM_THRESHOLDS = 16
 """How many thresholds are compared; more only take time."""
 DELAY_SHARE = 0.25
-"""By how much drafts may lengthen a round that runs part of a prompt, as a share of it."""
+"""How much longer a token of a prompt may take because of the drafts beside it, as a share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +182,10 @@ def _making_s(
     maker: Maker,
     seconds: Callable[[int, Floats], Floats],
 ) -> Floats:
-    """Seconds of drafting that ends at a longest draft, and for each sequence with the first draft
-    below a threshold: a step is run as long as any sequence of this maker's goes on.
+    """Seconds of one maker's drafting, by the threshold at which it stops and by the longest draft.
 
-    `seconds` is how long so many steps for so many sequences take.
+    A sequence stops at its first draft below the threshold; a step is run as long as any of the
+    maker's sequences goes on. `seconds` is how long so many steps for so many sequences take.
     Shapes: shares [thresholds, sequences, depth] of cases that are above -> [thresholds, depth]
     """
     own = [index for index, each in enumerate(makers) if each is maker]
