@@ -8,7 +8,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +40,7 @@ KINDS_OF_LAYERS = {
     "mlp": "no attention",
     "moe": "no attention",
 }
+ROUTER = ROOT / "deployments" / "router"
 PACKAGES = ("tandem", "deployments", "cluster", "workers")
 MARKED = re.compile(r"(<!-- generated:(\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -141,6 +142,35 @@ def ranks(config: PreTrainedConfig) -> str:
     return "yes" if plan_of_transformers else "yes, by `workers/tensor_plans.py`"
 
 
+def policy_constants() -> str:
+    """The numbers that decide how far to speculate: module, name, value, meaning."""
+    modules = [*sorted((ROUTER / "policy").glob("*.py")), ROUTER / "drafting" / "overlap.py"]
+    return table(
+        ("module", "constant", "value", "meaning"),
+        ((f"`{module.stem}`", *row) for module in modules for row in constants(module)),
+    )
+
+
+def constants(module: Path) -> Iterator[tuple[str, str, str]]:
+    """The numbers that a module assigns to names in capitals: names, values, meaning.
+
+    Raises ValueError for one without a docstring.
+    """
+    source = module.read_text()
+    statements = ast.parse(source).body
+    for node, after in zip_longest(statements, statements[1:]):
+        if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Call):
+            continue
+        names = ast.unparse(node.targets[0]).strip("()")
+        if not names.isupper():  # the name of a type
+            continue
+        if not isinstance(after, ast.Expr):
+            raise ValueError(f"{module.name}: {names} has no docstring")
+        values = ast.get_source_segment(source, node.value) or ""
+        meaning = first_sentence(ast.literal_eval(after.value))
+        yield ", ".join(map(code, names.split(", "))), values, meaning
+
+
 def what_works() -> str:
     """What the test suite tries together, each feature greedily and sampled."""
     return table(("feature", *(f"`{option}`" for option in TRIED)), combinations())
@@ -165,10 +195,14 @@ def entries(folder: Path, depth: int) -> Iterator[str]:
 
 def entry(name: str, depth: int, module: Path) -> str:
     """A line of the tree."""
-    docstring = ast.get_docstring(ast.parse(module.read_text())) or ""
-    first = one_line(docstring.partition("\n\n")[0])
-    sentence = re.split(r"(?<=\.) ", first)[0].removesuffix(".")
+    sentence = first_sentence(ast.get_docstring(ast.parse(module.read_text())) or "")
     return f"{'  ' * depth}{name:<{30 - 2 * depth}}{sentence}".rstrip()
+
+
+def first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring in one line, without its full stop."""
+    first = one_line(docstring.partition("\n\n")[0])
+    return re.split(r"(?<=\.) ", first)[0].removesuffix(".")
 
 
 def code(value: object) -> str:
@@ -201,7 +235,7 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "options": options, "request_fields": request_fields, "chat_fields": chat_fields,
     "metrics": metrics, "errors": errors, "models": models, "tree": tree,
-    "request_log": request_log, "what_works": what_works,
+    "request_log": request_log, "what_works": what_works, "policy_constants": policy_constants,
 }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 Ray exports them on each node's metrics port, counters as `ray_<name>_total`. Rates are derived in
 PromQL, from differences of the counters.
 
-What becomes of drafts is counted per drafter: `source` is a name of the option `drafter`.
+What becomes of drafts is counted per drafter: `source` is the drafter's name:
+one of the option `drafter`, `predicted` or `grammar`.
 Tokens are counted as far as they stand in a text: a round's drafts behind a stop are not, and a
 text's last token counts as the target's own. So a round's tokens are its accepted drafts and one.
 

@@ -76,6 +76,17 @@ def test_a_stale_table_is_seen() -> None:
     assert fresh.endswith("<!-- end -->\nafter\n")
 
 
+def test_constants_are_told_with_their_values_and_meanings(tmp_path: Path) -> None:
+    module = tmp_path / "planner.py"
+    module.write_text('FEW, MANY = -1, 2 * 8\n"""The bounds. More is waste."""\nName = int\n')
+    assert list(load_generator().constants(module)) == [
+        ("`FEW`, `MANY`", "-1, 2 * 8", "The bounds")
+    ]
+    module.write_text("SHARE = 0.25\n")
+    with pytest.raises(ValueError, match="SHARE has no docstring"):
+        list(load_generator().constants(module))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_their_anchors_exist(page: Path) -> None:
     for link in LINK.findall(CODE_BLOCK.sub("", page.read_text())):

@@ -1,5 +1,6 @@
-"""Drafting with another tokenizer by way of the text (SLEM: Timor et al. 2025, arXiv:2502.05202).
+"""Drafting with another tokenizer by way of the text (SLEM).
 
+The method is the string-level exact match of Timor et al. 2025, arXiv:2502.05202.
 The committed text is cut by the draft's tokenizer, and drafts by the target's. Where a text goes on
 the cut before may change, so a few tokens are looked back at, and what is cut alike stays.
 """
