@@ -39,7 +39,7 @@ class AttentionObserver(ABC):
 
 
 def layer_index(module: nn.Module) -> int:
-    """Which layer an attention module is of."""
+    """The number of the layer that an attention module belongs to."""
     index = module.layer_idx
     assert isinstance(index, int)
     return index

@@ -21,7 +21,7 @@ class WorkItem(Generic[RequestT]):
     request: RequestT
     sequence: CachedSequence
     remaining: tuple[int, ...]
-    """Committed and assumed tokens still to run, the newest last."""
+    """The committed and assumed tokens that are still to run, the newest last."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Log-probabilities of the prompt's tokens that have been run, if wanted; see VerifyResult."""
 
@@ -31,7 +31,7 @@ class WorkItem(Generic[RequestT]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens still to run."""
+        """The number of tokens that are still to run."""
         return len(self.remaining)
 
     @property
@@ -44,7 +44,7 @@ class WorkItem(Generic[RequestT]):
 
 
 class Backlog(Generic[RequestT]):
-    """At most one item per sequence."""
+    """The work that waits, at most one item per sequence."""
 
     def __init__(self, sequences: SequenceTable, *, turn_len: int) -> None:
         """`turn_len`: after so many tokens of a long prompt it is another tenant's turn."""
@@ -82,15 +82,15 @@ class Backlog(Generic[RequestT]):
         return short + self._turns.in_turn(item for item in items if item.is_prefill)
 
     def charge(self, item: WorkItem[RequestT], num_tokens: int) -> None:
-        """So many tokens of a prefill are run in its tenant's turn."""
+        """Charge a tenant's turn with so many tokens of a prefill that are run."""
         self._turns.ran(item, num_tokens)
 
     def discard(self, seq_id: str) -> bool:
-        """Forget a sequence's work, not its cache; whether there was any."""
+        """Forget a sequence's work, not its cache; returns whether there was any."""
         return self.take(seq_id) is not None
 
     def take(self, seq_id: str) -> WorkItem[RequestT] | None:
-        """As `discard`, but returns the work."""
+        """Forget a sequence's work, not its cache; returns the work, if there was any."""
         return self._items.pop(seq_id, None)
 
     def finish(self, item: WorkItem[RequestT]) -> None:

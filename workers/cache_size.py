@@ -10,7 +10,7 @@ MAX_STATE_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheNeeds:
-    """What a cache may grow to, and of what."""
+    """What the blocks and states of a cache take, and how much of them is wanted at most."""
 
     block_bytes: int
     blocks_per_sequence: int

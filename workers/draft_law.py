@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MAX_TOKENS = 64
-"""Tokens of a law: 6 bytes each, while a whole vocabulary would be a message of half a megabyte."""
+"""The most tokens of a law: 6 bytes each; a whole vocabulary would take half a megabyte."""
 LARGEST_WEIGHT = 2**16 - 1
 """The weight of a token that is certain; tokens below 1 / (2 * LARGEST_WEIGHT) are never drawn."""
 _TOKEN, _WEIGHT = np.dtype("<u4"), np.dtype("<u2")
@@ -22,16 +22,16 @@ _TOKEN, _WEIGHT = np.dtype("<u4"), np.dtype("<u2")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftLaw:
-    """Tokens and their weights."""
+    """A law: some tokens and their weights."""
 
     tokens: NDArray[np.int64]
-    """Distinct ones.  # [width]"""
+    """The tokens, each only once.  # [width]"""
     weights: NDArray[np.int64]
-    """From 1 to LARGEST_WEIGHT.  # [width]"""
+    """The weight of each token, from 1 to LARGEST_WEIGHT.  # [width]"""
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """Of each token.  # [width]"""
+        """The probability of each token.  # [width]"""
         probabilities: NDArray[np.float64] = self.weights / self.weights.sum()
         return probabilities
 
@@ -62,7 +62,7 @@ def read_law(packed: bytes, token: int) -> DraftLaw:
 
 
 def read_laws(packed: Sequence[bytes], tokens: Sequence[int]) -> list[DraftLaw]:
-    """The law of each token; there may be none of any."""
+    """The law of each token; `packed` may be empty, if there is none for any of them."""
     laws = packed if len(packed) == len(tokens) else (b"",) * len(tokens)
     return [read_law(law, token) for law, token in zip(laws, tokens, strict=True)]
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_SOURCE_LEN = 65_536
-"""Characters of a grammar."""
+"""The most characters of a grammar."""
 MAX_DEPTH = 64
-"""Brackets that may be open at a time in a grammar: the library follows them on its stack."""
+"""The most brackets that may be open at a time: the library follows them on its stack."""
 MAX_COMPILED = 64
-"""Grammars that are kept compiled."""
+"""The most grammars that are kept compiled."""
 LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
 """The library's limits of the work before the first mask and of each, some tens of ms and 1 ms:
@@ -32,7 +32,7 @@ less than its own, as other sequences wait meanwhile. Ordinary grammars use a hu
 are the library's own."""
 NO_BYTES = "this model has no tokenizer that says the bytes of its tokens"
 NUM_THREADS = 2
-"""Grammars that are compiled at a time, so that a slow one does not hold up all others."""
+"""How many grammars are compiled at a time, so that a slow one does not hold up all others."""
 
 
 class GrammarCompiler:
@@ -70,7 +70,7 @@ class GrammarCompiler:
         self._threads.submit(self._load_vocabulary)  # what is wrong with it is said to who asks
 
     def compile(self, grammar: Grammar) -> "Future[LLMatcher]":
-        """Begin to compile it, unless that was done already; returns at once.
+        """Begin to compile a grammar, unless that was done already; returns at once.
 
         The result is a matcher at its start, to be copied and not to be used itself. The future
         raises InvalidRequestError for a grammar that is wrong, too large or too complex.
@@ -136,7 +136,7 @@ class GrammarCompiler:
         }
 
     def _load_tokenizer_backend(self) -> Any:
-        """The tokenizer of the library tokenizers, where it is one."""
+        """The `tokenizers` tokenizer inside the model's, or the model's own if it has none."""
         tokenizer = self._load_tokenizer()
         return getattr(tokenizer, "backend_tokenizer", tokenizer)
 
@@ -152,7 +152,7 @@ class GrammarCompiler:
         return self._vocabulary
 
     def _make_vocabulary(self) -> "LLTokenizer":
-        """Raises InvalidRequestError where the tokenizer says no token's bytes."""
+        """Read the vocabulary; raises InvalidRequestError if no token's bytes are known."""
         from llguidance import LLTokenizer
 
         backend: Any = self._load_tokenizer_backend()

@@ -28,7 +28,7 @@ class GrammarText(Protocol):
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Its tokens so far, prompt first, and drafts behind them."""
+        """The sequence's tokens so far, prompt first, and drafts behind them."""
         ...
 
 
@@ -53,13 +53,13 @@ class GrammarMasks:
         self._compiler.start_loading()
 
     def is_ready(self, sequence: GrammarText, grammar: Grammar | None) -> bool:
-        """Whether its masks can be had at once, or it is known why not; else they will be."""
+        """Whether masks can be had at once, or it is known why not; else they will be."""
         if grammar is None or sequence in self._matchers:
             return True
         return self._compiled(sequence, grammar).done()
 
     def wait(self, sequence: GrammarText, grammar: Grammar) -> None:
-        """Return when it `is_ready`."""
+        """Wait until a sequence's masks can be had, as `is_ready` tells."""
         futures.wait([self._compiled(sequence, grammar)])
 
     def _compiled(self, sequence: GrammarText, grammar: Grammar) -> "Future[LLMatcher]":

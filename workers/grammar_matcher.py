@@ -21,12 +21,12 @@ class OutputMatcher:
         self._num_bytes = -(-vocab_size // 8)
         self._end_tokens = frozenset(end_tokens)
         self._tokens: list[int] = []
-        """What was matched, and the end tokens behind that."""
+        """The tokens that were matched, and the end tokens behind them."""
         self._num_matched = 0
-        """Tokens without those end tokens."""
+        """The number of tokens that were matched, without those end tokens."""
 
     def move_to(self, output: Sequence[int]) -> bool:
-        """Go back and forth to where exactly `output` is matched; whether it could be."""
+        """Go back and forth to where exactly `output` is matched; returns whether it could be."""
         length = min(len(self._tokens), len(output))
         while self._tokens[:length] != output[:length]:
             length -= 1
@@ -71,7 +71,7 @@ class OutputMatcher:
         return [] if has_ended else list(self._matcher.compute_ff_tokens())
 
     def _go_back(self, length: int) -> None:
-        """To where `length` tokens were matched."""
+        """Go back to where `length` tokens were matched."""
         num_back = self._num_matched - length
         if num_back > 0:
             self._matcher.rollback(num_back)

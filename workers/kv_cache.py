@@ -62,7 +62,7 @@ class BlockAllocator:
         return block_ids
 
     def keep(self, block_id: int) -> None:
-        """Once it is free, hand out others first."""
+        """Keep a block's content once it is free: other blocks are handed out first."""
         assert self._num_references[block_id] > 0, f"block {block_id} is free"
         self._kept.add(block_id)
 

@@ -12,7 +12,8 @@ from workers.types import TokenLogprobs
 def token_logprobs(
     logits: Tensor, tokens: Sequence[int], *, num_top: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Of one token for each row, and of the `num_top` likeliest tokens in its place.
+    """The log-probability of one token for each row, and those of the `num_top` likeliest tokens in
+    its place.
 
     The likeliest come first, and of equals the lower token id, as the sampler has it.
 
@@ -33,7 +34,7 @@ def token_logprobs(
 
 
 def _likeliest(scores: Tensor, num_top: int) -> Tensor:
-    """Token ids, in order.  # [num_rows, min(num_top, vocab)]"""
+    """The ids of each row's likeliest tokens, in order.  # [num_rows, min(num_top, vocab)]"""
     num_top = min(num_top, scores.shape[-1])
     # one more, to see whether the last of them has an equal
     values, ids = scores.topk(min(num_top + 1, scores.shape[-1]), dim=-1)

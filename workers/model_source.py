@@ -25,7 +25,7 @@ class ModelSource:
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
     def __repr__(self) -> str:
-        """As sentences name it."""
+        """The model's name and state, as sentences name them."""
         return repr(self.name) + (f" (revision {self.revision!r})" if self.revision else "")
 
 

@@ -13,7 +13,7 @@ class LayerSpec:
     """The shape of one attention layer's cache, as seen in the model's own forward."""
 
     layer: int = field(compare=False)
-    """Its number in the model."""
+    """The layer's number in the model."""
     num_heads: int
     num_kv_heads: int
     key_dim: int

@@ -43,7 +43,7 @@ class CacheOptions:
     max_num_seqs: int = 64
     """Sequences that should fit at full length, if memory allows."""
     kv_cache_gib: float | None = None
-    """By default a fraction of the memory that is free once the model is loaded."""
+    """The GiB of keys and values; by default a fraction of what is free beside the loaded model."""
     prefix_caching: bool = True
     """Whether sequences that begin alike share cache blocks; never with recurrent layers."""
 
@@ -60,11 +60,11 @@ class Ranks(Protocol):
         ...
 
     def announce(self, plan: StepPlan) -> None:
-        """Have the others run it now; for the first rank."""
+        """Have the other ranks run a plan now; the first rank calls it."""
         ...
 
     def follow(self, run: Callable[[StepPlan], object]) -> None:
-        """Run what the first rank announces, until it dismisses the others; for these."""
+        """Run what the first rank announces, until it dismisses the others; those call it."""
         ...
 
 
@@ -118,7 +118,7 @@ class PagedModel:
 
     @property
     def info(self) -> WorkerInfo:
-        """What a worker with it says of itself, but for the times of its steps."""
+        """What a worker with this model says of itself, except for the times of its steps."""
         return WorkerInfo(
             model=self.model.name,
             vocab_size=self.model.vocab_size,

@@ -45,7 +45,7 @@ class PrefixCache:
         return blocks, keys
 
     def add(self, key: bytes, block_id: int) -> bool:
-        """Remember a block, unless another with the same text is known; whether it was added."""
+        """Remember a block unless another has the same text; returns whether it was added."""
         if key in self._blocks:
             return False
         assert block_id not in self._keys, f"block {block_id} is known by another text"
@@ -54,5 +54,5 @@ class PrefixCache:
         return True
 
     def remove(self, block_id: int) -> None:
-        """Its content is about to be overwritten."""
+        """Forget a block whose content is about to be overwritten."""
         del self._blocks[self._keys.pop(block_id)]

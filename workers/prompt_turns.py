@@ -78,7 +78,7 @@ class PromptTurns:
         return in_turn
 
     def ran(self, prompt: Prompt, num_tokens: int) -> None:
-        """So many tokens of a prompt that is waiting are run."""
+        """Charge the prompt's key with so many tokens of it that are run."""
         key = self._keys[prompt.tenant]
         key.used += num_tokens / prompt.weight
         if num_tokens == prompt.num_tokens or key.used >= self._turn_len / prompt.weight:

@@ -179,7 +179,7 @@ def _last_row(run: JudgedRun, decision: Decision) -> SamplingRow:
 
 
 def _verdict(draft_tokens: Sequence[int], num_accepted: int, last_token: int) -> Verdict:
-    """A rejected draft counts as tested, those behind it do not."""
+    """The verdict: a rejected draft counts as tested, those behind it do not."""
     return Verdict(
         tokens=(*draft_tokens[:num_accepted], last_token),
         num_accepted=num_accepted,

@@ -24,13 +24,13 @@ CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 
 
 class StateKey(NamedTuple):
-    """Which state of a model it is."""
+    """The name of one state of a model: its layer, its kind and its number."""
 
     layer: int
     kind: str
     """"conv" (the inputs of a convolution that it will see again) or "recurrent"."""
     number: int
-    """A layer may have several of a kind."""
+    """The state's number among those of its kind, of which a layer may have several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class StateObserver(LayerStates, NoCache):
         super().__init__(values or {})
 
     def with_recurrent(self, number: float) -> "StateObserver":
-        """One that begins with these convolutions, and with this number in all other states."""
+        """An observer that begins with these convolutions, and this number in all other states."""
         return StateObserver(
             {
                 key: torch.full_like(value, number) if key.kind == "recurrent" else value.clone()
@@ -189,7 +189,7 @@ def step_states(states: States, chunks: Sequence[Chunk], device: torch.device) -
 def _rectangle(
     parts: Sequence[tuple[int, int, int]], length: int, device: torch.device
 ) -> _Rectangle:
-    """One of parts that are (first row, slot read, slot written)."""
+    """A rectangle of parts that are (first row, slot read, slot written)."""
     starts, read, write = torch.tensor(parts, device=device).unbind(1)
     rows = starts[:, None] + torch.arange(length, device=device)
     return _Rectangle(rows=rows, read=read, write=write)

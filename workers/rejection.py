@@ -20,7 +20,8 @@ Number = Any
 """A float or a Fraction."""
 
 Happens = Callable[[int, Number], bool]
-"""Whether what has this probability happens to the draft of this index; apart for each of them."""
+"""A function that says whether something of this probability happens to the draft of this index,
+apart from what happens to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

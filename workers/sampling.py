@@ -47,7 +47,7 @@ class SamplingRow:
     # [ceil(vocab / 8)] uint8, in main memory"""
 
     def banned_tokens(self) -> list[int]:
-        """Tokens that may not be chosen here."""
+        """The tokens that may not be chosen at this position."""
         params, output_len = self.params, self.position - self.prompt_len
         banned = list(params.stop_token_ids) if output_len < params.min_tokens else []
         for *before, last in params.bad_words:
@@ -209,13 +209,13 @@ def _add_logit_bias(scores: Tensor, params: SamplingParams) -> None:
 
 
 def _ban(scores: Tensor, tokens: Sequence[int]) -> None:
-    """Change one row in place.  # [vocab]"""
+    """Rule tokens out in one row, in place.  # [vocab]"""
     in_vocab = [token for token in tokens if token < scores.shape[0]]
     scores[torch.tensor(in_vocab, dtype=torch.long, device=scores.device)] = float("-inf")
 
 
 def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:
-    """Change one row in place.  # [vocab]"""
+    """Apply the penalties of one row, in place.  # [vocab]"""
     params = row.params
     history = torch.tensor(row.history, dtype=torch.long, device=scores.device)
     is_known = history < scores.shape[0]  # a draft model may have fewer tokens than its target

@@ -15,9 +15,9 @@ class StateSlots:
     """The two states of a sequence."""
 
     committed: int
-    """Behind its committed tokens, as far as they were run."""
+    """The slot of the state behind the committed tokens, as far as they were run."""
     drafts: int
-    """Behind the drafts that were run after them."""
+    """The slot of the state behind the drafts that were run after them."""
 
     @classmethod
     def of(cls, index: int) -> "StateSlots":

@@ -28,7 +28,7 @@ class LayerCache:
     """Keys and values of one layer, slot by slot."""
 
     layer: int
-    """Its number in the model."""
+    """The layer's number in the model."""
     keys: Tensor
     """# [num_slots, num_kv_heads, key_dim]"""
     values: Tensor
@@ -73,7 +73,7 @@ class AttentionBatch:
     """A step as every attention layer needs it."""
 
     layers: Mapping[int, LayerCache]
-    """By the layer's number in the model."""
+    """The cache of each layer, by the layer's number in the model."""
     slot_mapping: Tensor
     """The slot each new token is written to.  # [N]"""
     groups: tuple[AttentionGroup, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from workers.types import StepTime
 
 Size = tuple[int, int]
-"""(sequences, new tokens of all of them together)"""
+"""The number of sequences, and of new tokens of all of them together."""
 
 NUM_SEQUENCES = (1, 2, 4, 8, 16, 32)
 NUM_TOKENS = (1, 2, 4, 8, 9, 16, 32, 64, 128)
@@ -28,7 +28,7 @@ BACKGROUND_BUDGET_S = 6.0
 
 
 def _in_order(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """Coarse before fine, so that a table that is cut short spans the range; small before large."""
+    """Sizes, coarse ones first, so that a table cut short spans the range; small before large."""
     return tuple(sorted(sizes, key=lambda size: (size[0] not in (1, 8), size[1], size[0])))
 
 

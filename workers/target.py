@@ -242,7 +242,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         )
 
     def _judged_run(self, run: Run) -> JudgedRun:
-        """Once the run's tokens are cached: what decides the token after each that has logits."""
+        """What decides the token after each that has logits, once the run's tokens are cached."""
         request, tokens = run.item.request, run.sequence.tokens
         num_drafts = run.num_draft_slots
         masks = self._grammars.after_each(
@@ -290,7 +290,8 @@ def _wants_prompt_logprobs(run: Run) -> bool:
 
 
 def _note_prompt_logprobs(run: Run, logits: Tensor) -> None:
-    """Once the run's tokens are cached: those of the prompt's tokens that follow each of them.
+    """Note the log-probabilities of the prompt's tokens that follow those of the run, once these
+    are cached.
 
     The logits begin with those of the run.  # [at least len(run.tokens), vocab]
     """

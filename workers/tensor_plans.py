@@ -26,7 +26,7 @@ PLANS: Mapping[str, Mapping[str, str]] = {
     },
     "qwen3_vl_text": {**_ATTENTION, **_MLP},
 }
-"""By the type of the language model."""
+"""Our plans, by the type of the language model."""
 WHOLE_EXPERTS = frozenset({"gpt_oss"})
 """Models whose experts go to the ranks whole, by transformers' plan for that: cut into parts, each
 rank would add the bias of an expert's output."""

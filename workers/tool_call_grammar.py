@@ -26,7 +26,7 @@ class ToolCalls:
     """A text that is nothing but calls of functions."""
 
     calls: tuple[WrittenCall, ...]
-    """Any of these at each place."""
+    """The calls of which any may stand at each place."""
     is_one: bool = False
     """Whether there is exactly one call; else one or more."""
     before: str = ""
@@ -38,13 +38,13 @@ class ToolCalls:
 
     @classmethod
     def of_source(cls, source: str) -> Self:
-        """The calls of which `source` is the text."""
+        """The calls that were written as `source`."""
         fields = json.loads(source)
         calls = tuple(WrittenCall(**call) for call in fields.pop("calls"))
         return cls(calls=calls, tags=tuple(fields.pop("tags")), **fields)
 
     def source(self) -> str:
-        """All of it as a text; raises RecursionError for a schema that is nested too deeply."""
+        """The calls as a text; raises RecursionError for a schema that is nested too deeply."""
         calls = [
             {
                 "function": call.function,

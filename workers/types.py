@@ -49,7 +49,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted as often as a token stands in the output."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, added to its logit)"""
+    """Pairs of a token id and what is added to its logit."""
     min_tokens: int = 0
     """No token of `stop_token_ids` is chosen before the output has so many tokens."""
     stop_token_ids: tuple[int, ...] = ()
@@ -109,14 +109,14 @@ class DraftTokens:
     confidences: tuple[float, ...] = ()
     """One per token, in (0, 1], or none where the drafter cannot say."""
     source: str = ""
-    """Which drafter they are from, such as "model"."""
+    """The name of the drafter that they are from, such as "model"."""
     law: tuple[bytes, ...] = ()
     """The law that each token was drawn from, as `workers.draft_law` packs it; empty bytes for one
     about which there was no choice. None at all where there was none about any, or the rule of the
     sequence compares no laws."""
 
     def first(self, num_tokens: int) -> "DraftTokens":
-        """The first drafts only."""
+        """The first `num_tokens` of the drafts."""
         if num_tokens >= len(self.tokens):
             return self
         return replace(
@@ -136,7 +136,7 @@ class DraftTokens:
         )
 
     def __add__(self, other: "DraftTokens") -> "DraftTokens":
-        """Both, one after the other; the source is that of the first that has tokens."""
+        """The drafts of both in turn; the source is that of the first that has tokens."""
         return DraftTokens(
             tokens=self.tokens + other.tokens,
             confidences=self.confidences + other.confidences,
@@ -230,11 +230,13 @@ class VerifyRequest(WorkRequest):
     """How many of the likeliest tokens to name beside each token of the answer, with
     log-probabilities. None: no log-probabilities are wanted."""
     num_prompt_logprobs: int | None = None
-    """The same beside each token of the prompt behind position `base_len`."""
+    """How many tokens to name beside each token of the prompt behind position `base_len`; None for
+    no log-probabilities."""
 
     @property
     def may_reuse(self) -> bool:
-        """What is cached of a prompt has no logits any more."""
+        """Whether cached tokens of the prompt need not be run again: they have no logits any more,
+        which log-probabilities need."""
         return self.num_prompt_logprobs is None
 
 
@@ -252,10 +254,10 @@ class VerifyResult(WorkResult):
     drafting_s: float = 0.0
     """Seconds of the step that went into drafts for the next round, of all its sequences."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each of `tokens`, if they were wanted."""
+    """The log-probability of each of `tokens`, if those were wanted."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the prompt's tokens from position `base_len` + 1 on, if they were wanted; as many as were
-    run where the rest is asked for again."""
+    """The log-probabilities of the prompt's tokens from position `base_len` + 1 on, if they were
+    wanted; as many as were run where the rest is asked for again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +319,7 @@ class WorkerInfo:
     weight_bytes: int = 0
     """Bytes of the weights that each rank holds."""
     quantization: str = "none"
-    """How they were quantized as they were loaded."""
+    """How the weights were quantized as they were loaded."""
     step_times: tuple[StepTime, ...] = ()
     """The worker's own steps, measured when it started and anew when a compiled forward took over;
     a drafter's are single draft steps, of one token per sequence."""

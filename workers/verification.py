@@ -21,9 +21,9 @@ class JudgedRun:
     """The drafts of one sequence, and what decides the target's own tokens beside the logits."""
 
     draft_tokens: tuple[int, ...]
-    """# [gamma]"""
+    """The drafts.  # [gamma]"""
     rows: tuple[SamplingRow, ...]
-    """For the position of each draft, and for the one that follows them all.  # [gamma + 1]"""
+    """What decides the token at each draft's position and behind them all.  # [gamma + 1]"""
     rule: Rule = "coupled"
     draft_laws: tuple[bytes, ...] = ()
     """See DraftTokens.  # [gamma], or none"""

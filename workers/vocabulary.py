@@ -14,9 +14,9 @@ from workers.types import HeterogeneousVocab
 Method = Literal["direct", "intersection", "retokenize"]
 
 LARGE_SHARE = 0.5
-"""Of each vocabulary's tokens, so many are in the other where `auto` does not go by the text."""
+"""How much of each vocabulary the other must have where `auto` does not go by the text."""
 SMALL_SHARE = 0.1
-"""An intersection of fewer of the target's tokens is refused: little but single letters."""
+"""How much of the target's an intersection must have: less is little but single letters."""
 ADVICE = "use a draft of the target's family, drafter=prompt_lookup or drafter=none"
 
 
@@ -26,11 +26,11 @@ class DraftVocabulary:
 
     method: Method
     token_map: TokenMap | None = None
-    """None where they are the same."""
+    """The map between the tokens of both; None where they are the same."""
 
     @property
     def description(self) -> str:
-        """For a log; empty where the tokens are the same."""
+        """A clause for the log; empty where the tokens are the same."""
         if self.token_map is None:
             return ""
         return (

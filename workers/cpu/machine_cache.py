@@ -1,4 +1,5 @@
-"""What is compiled once per machine and kept: the place, the names, and that only one does it."""
+"""Files that are compiled once per machine: where they lie, what they are called, and the lock by
+which one process compiles them."""
 
 import hashlib
 import os
@@ -34,7 +35,7 @@ def get_or_build(
 
 
 def _fingerprint(sources: Iterable[str]) -> str:
-    """Changes with the sources, torch and the kind of CPU: homes may be shared by many machines."""
+    """A text that changes with sources, torch and kind of CPU: many machines may share a home."""
     cpu_info = Path("/proc/cpuinfo")
     text = cpu_info.read_text() if cpu_info.exists() else torch.backends.cpu.get_cpu_capability()
     cpu = [line for line in text.splitlines() if line.startswith(("flags", "Features", "model"))]

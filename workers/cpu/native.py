@@ -27,7 +27,7 @@ FLAGS = ("-O3", "-march=native", "-std=c++20", "-fopenmp", "-shared", "-fPIC")
 
 @functools.cache  # what failed once is not tried again by every layer
 def load_operators() -> bool:
-    """Have `torch.ops.tandem`, compiled if need be; whether it is there."""
+    """Load the operators, compiled if need be; returns whether `torch.ops.tandem` has them."""
     try:
         sources = [source.read_text() for source in (*SOURCES, *HEADERS)]
         library = machine_cache.get_or_build("operators", ".so", (*sources, *FLAGS), _compile)

@@ -1,4 +1,4 @@
-"""Whether another way to run a model's forward gives its own logits: asked before it serves."""
+"""A check, before another way to run a model's forward serves, that it gives the model's logits."""
 
 from collections.abc import Callable, Sequence
 

@@ -44,7 +44,7 @@ class CacheShape:
 
     @property
     def max_blocks(self) -> int:
-        """Blocks that a sequence has at most."""
+        """The most blocks that a sequence has."""
         return -(-self.max_model_len // self.block_size)
 
 

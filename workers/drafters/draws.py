@@ -39,7 +39,7 @@ class Draw:
 
 
 def choose_drafts(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
-    """A draft for each; None where the scores decide none.  # logits [len(draws), vocab]"""
+    """A draft for each draw; None where the scores decide none.  # logits [len(draws), vocab]"""
     drafts: dict[int, Draft | None] = {}
     for choose, tells_law in ((_as_the_target, False), (_from_a_law, True)):
         chosen = [index for index, each in enumerate(draws) if each.tells_law == tells_law]
@@ -78,7 +78,7 @@ def allowed_next(
 
 
 def _as_the_target(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
-    """With the target's noise."""
+    """Drafts chosen with the target's noise."""
     tokens, confidences = sample_with_confidence(logits, [each.row for each in draws])
     return [
         None
@@ -89,7 +89,7 @@ def _as_the_target(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
 
 
 def _from_a_law(draws: Sequence[Draw], logits: Tensor) -> list[Draft | None]:
-    """With noise that the target does not use."""
+    """Drafts drawn from laws that go with them, with noise that the target does not use."""
     laws = draft_laws(law_logits(logits, [each.row for each in draws]))
     drafts: list[Draft | None] = []
     for law, each in zip(laws, draws, strict=True):

@@ -30,14 +30,14 @@ class EarlyDrafting:
     """One sequence whose next token is decided and not run, and the drafts that it has so far."""
 
     sequence: CachedSequence
-    """Its tokens grow by what is run."""
+    """The sequence, whose tokens grow by what is run."""
     request: VerifyRequest
     newest: int
-    """The token that is decided."""
+    """The newest token, which is decided and not run yet."""
     round_len: int = field(init=False)
-    """Committed tokens, that one included."""
+    """The number of committed tokens, `newest` included."""
     k: int = 0
-    """Drafts to make, of which there is room for all."""
+    """The number of drafts to make, for all of which there is room."""
     drafts: list[Draft] = field(default_factory=list)
     has_ended: bool = False
     """Whether no further draft can be had."""
@@ -53,7 +53,7 @@ class EarlyDrafting:
 
     @property
     def to_run(self) -> int:
-        """The token that decides the next draft."""
+        """The token to run next, whose logits decide the next draft."""
         return self.drafts[-1].token if self.drafts else self.newest
 
     @property
@@ -74,13 +74,13 @@ class EarlyExitDrafter:
     """
 
     def __init__(self, paged: PagedModel, sequences: SequenceTable, grammars: GrammarMasks) -> None:
-        """All three are the target's own."""
+        """The model, the sequences and the grammars are the target's own."""
         self._paged = paged
         self._sequences = sequences
         self._grammars = grammars
 
     def draft(self, asked: Sequence[EarlyDrafting]) -> None:
-        """Add to each at most `next_k` drafts; their caches end where they did."""
+        """Add at most `next_k` drafts to each sequence, whose cache ends where it did."""
         cached_lens = [entry.sequence.cached_len for entry in asked]
         for entry in asked:
             entry.k = self._make_room(entry)
@@ -90,7 +90,7 @@ class EarlyExitDrafter:
             self._sequences.truncate(entry.sequence, cached_len)
 
     def _make_room(self, entry: EarlyDrafting) -> int:
-        """Reserve what there is; returns for how many drafts. Nobody gives way to drafts."""
+        """Reserve free room for drafts; returns for how many. No sequence gives way to drafts."""
         cached_len = entry.sequence.cached_len
         most = min(entry.request.next_k, self._paged.max_model_len - cached_len - 1)
         for k in range(most, 0, -1):

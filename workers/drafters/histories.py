@@ -18,20 +18,20 @@ class History(ABC):
     def __init__(self, token_map: TokenMap) -> None:
         self._map = token_map
         self.given: list[int] = []
-        """The target's."""
+        """The target's tokens, committed and assumed."""
         self.drafted: list[int] = []
-        """What was drafted behind them, in the target's tokens, as far as that is known yet."""
+        """The tokens that were drafted behind `given`, in the target's tokens, as far as known."""
         self.draft_tokens: list[int] = list(token_map.opening)
-        """The same text, or as much of it as the draft can say."""
+        """The text of `given` in the draft's tokens, or as much of it as the draft can say."""
         self.committed_len = 0
-        """How many of the target's are committed; the others are assumed."""
+        """How many tokens of `given` are committed; the others are assumed."""
         self._draft_lens: list[int] = []
-        """Behind how many of the draft's tokens each of the target's ends."""
+        """For each token of `given`, how many of the draft's tokens say the text up to its end."""
         self._changed_from = 0
 
     @property
     def tokens(self) -> list[int]:
-        """All in the target's tokens, drafts included."""
+        """All tokens of the sequence in the target's vocabulary, drafts included."""
         return self.given + self.drafted
 
     def update(self, base_len: int, given: Sequence[int], *, num_assumed: int = 0) -> int:

@@ -32,9 +32,9 @@ class Drafting:
 
     run: ScheduledRun[ProposeRequest]
     k: int
-    """Drafts to make; 0 unless the step runs the newest committed token."""
+    """The number of drafts to make; 0 unless the step runs the newest committed token."""
     round_len: int
-    """Committed tokens when the drafts were asked for."""
+    """The number of committed tokens when the drafts were asked for."""
     draft_tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     laws: list[bytes] = field(default_factory=list)
@@ -113,7 +113,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         return max(0, min(request.k, self._paged.max_model_len - given_len))
 
     def _num_draft_slots(self, request: ProposeRequest, given_len: int) -> int:
-        """One less than there are drafts: the last one is not run."""
+        """The slots that drafts need: one less than there are, since the last is not run."""
         return max(0, self._num_drafts(request, given_len) - 1)
 
     def _serve(self, runs: Sequence[ScheduledRun[ProposeRequest]]) -> list[ProposeResult]:

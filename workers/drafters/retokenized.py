@@ -24,7 +24,7 @@ class _Run:
     num_tokens: int
     num_drafts: int
     start: int
-    """In bytes of the text."""
+    """Where that text begins, in bytes."""
 
 
 class TextHistory(History):

@@ -56,8 +56,8 @@ class TranslatedDrafter(ModelDrafter):
         return len(self._histories)
 
     def submit(self, request: ProposeRequest) -> list[ProposeResult]:
-        """As of any worker, in the target's tokens; tokens that are known in vain, as the cache has
-        lost theirs, are asked for again."""
+        """Accept a request in the target's tokens, as any worker does; tokens that are known here
+        but gone from the cache are asked for again."""
         seq_id = request.seq_id
         results = self._give_up(seq_id)
         history = self._histories.get(seq_id) if seq_id in self._sequences else None
@@ -158,8 +158,8 @@ class TranslatedDrafter(ModelDrafter):
         return super()._tells_law(request) and self._translation.has_laws
 
     def _sampling_row(self, entry: Drafting) -> SamplingRow:
-        """For a rule that compares laws, where none can be told: that of the likeliest token, which
-        is a draft without a choice."""
+        """What chooses the next draft. Where a rule compares laws and none can be told, that is the
+        likeliest token, a draft without a choice."""
         request, history = entry.run.item.request, self._histories[entry.sequence.seq_id]
         is_certain = request.rule != "coupled" and not self._translation.has_laws
         return SamplingRow(
@@ -199,7 +199,7 @@ def make_drafter(
     target: AnyModel,
     max_batched_tokens: int = 512,
 ) -> ModelDrafter:
-    """The drafter for a model whose tokens become those of a target, by its id or folder, so."""
+    """The drafter whose tokens become those of `target`, an id or folder, as `vocabulary` says."""
     if vocabulary.token_map is None:
         return ModelDrafter(model, cache, max_batched_tokens=max_batched_tokens)
     kind = Intersection if vocabulary.method == "intersection" else Retokenizing

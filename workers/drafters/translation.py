@@ -20,7 +20,7 @@ NO_TOKEN = -1
 
 
 class Translation(ABC):
-    """From what a draft model says to what its target would."""
+    """A way from what a draft model says to what its target would say."""
 
     has_grammars: bool
     """Whether what a grammar of the target allows can be told of the columns."""

@@ -44,13 +44,13 @@ inline Words mix(Words bits) {
   return bits ^ (bits >> 16);
 }
 
-// Of integers below 2^52.
+// The numbers as doubles; they must be integers below 2^52.
 inline Doubles as_doubles(Longs integers) {
   constexpr uint64_t kTwoTo52 = 0x4330000000000000;  // as a double, whose last bit is worth one
   return reinterpret_cast<Doubles>(integers | kTwoTo52) - 0x1p52;
 }
 
-// Of positive normal numbers, to a unit in the last place (FreeBSD's e_log.c).
+// The logarithms of positive normal numbers, to a unit in the last place (FreeBSD's e_log.c).
 inline Doubles logarithm(Doubles x) {
   constexpr uint64_t kRootOfHalf = 0x3FE6A09E, kOne = 0x3FF00000;  // upper words of doubles
   const auto bits = reinterpret_cast<Longs>(x);

@@ -36,7 +36,7 @@ class Shares {
   }
 
  private:
-  static constexpr int64_t kSharesEach = 4;  // of the size of the first, so many for each would be all
+  static constexpr int64_t kSharesEach = 4;  // the first share is a quarter of an even split among the takers
   const int64_t num_parts_;
   const int64_t divisor_;
   std::atomic<int64_t> next_{0};
