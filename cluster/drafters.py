@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit")
-"""What `drafter` may be a list of."""
+"""The names that the option `drafter` may list."""
 
 
 def read_drafters(value: str | Sequence[object]) -> str:

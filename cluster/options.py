@@ -51,7 +51,8 @@ class AppArgs(BaseModel):
     revision: str | None = Field(default=None, min_length=1)
     """A branch, a tag or a commit of the target on Hugging Face; by default its main branch."""
     draft_revision: str | None = Field(default=None, min_length=1)
-    """The same of the draft model."""
+    """A branch, a tag or a commit of the draft model on Hugging Face; by default its main
+    branch."""
     trust_remote_code: bool = False
     """Whether Python code that a model or its tokenizer brings may be run, where transformers has
     none of its own for it: whoever can write to its repository can then run code in every replica.
@@ -96,7 +97,8 @@ class AppArgs(BaseModel):
     weights of 4 bits), or not. The rest of the model stays in `dtype`. Not with
     `tensor_parallel_size`. A checkpoint that is quantized already needs no option."""
     draft_quantization: Quantization = "none"
-    """The same of the draft model, which does not follow the target."""
+    """How the draft model is quantized as it is loaded, in the words of `quantization`, which it
+    does not follow."""
     device: str = Field(default="auto", pattern=DEVICES)
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
     compile: Literal["auto", "wait", "off"] = "auto"

@@ -33,7 +33,8 @@ class MeetingPoint:
 
 
 def open_meeting_point(host: str, num_ranks: int) -> tuple[MeetingPoint, Store]:
-    """One on a free port of this process's host; it is there as long as the store is kept.
+    """A meeting point on a free port of this process's host; it is there as long as the store is
+    kept.
 
     It asks nobody for a token, so it listens on that address alone: by itself the store would
     listen on all interfaces.
@@ -88,7 +89,7 @@ class TensorParallelGroup:
         return int(numbers)
 
     def announce(self, plan: StepPlan) -> None:
-        """Have the other ranks run it now."""
+        """Have the other ranks run a plan now."""
         self._broadcast(plan)
 
     def dismiss(self) -> None:

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 KEYS_VARIABLE = "TANDEM_API_KEYS"
-"""API keys, separated by commas."""
+"""The variable of the environment that has API keys, separated by commas."""
 
 
 def environment_keys() -> tuple[bytes, ...]:
@@ -43,7 +43,7 @@ class HubToken:
 
     @classmethod
     def find(cls) -> "HubToken":
-        """That of HF_TOKEN, or of `hf auth login`; perhaps none."""
+        """The token of HF_TOKEN, or of `hf auth login`; perhaps none."""
         return cls(value=get_token())
 
     def use(self) -> None:
@@ -58,4 +58,5 @@ class RouterConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     gamma: Gamma
-    """As the option of the app, which it replaces; num_speculative_tokens still limits it."""
+    """The draft length, in place of the app's option of the same name; num_speculative_tokens still
+    limits it."""

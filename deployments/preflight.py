@@ -29,7 +29,7 @@ class Preflight:
     """Options that can be served, as far as that can be told."""
 
     args: AppArgs
-    """With the ports that were free, where any would do."""
+    """The options, with ports that were free where any would do."""
     models: Sequence[FoundModel]
     """The target and the draft; nothing where they will run on other machines."""
 

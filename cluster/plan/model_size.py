@@ -71,7 +71,7 @@ class ModelSize:
 
     @property
     def precision(self) -> str:
-        """Its dtype, and how its weights are quantized, if they are."""
+        """The model's dtype, and how its weights are quantized, if they are."""
         return self.dtype if self.quantization == "none" else f"{self.dtype} ({self.quantization})"
 
 

@@ -25,7 +25,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSizes:
-    """The target by tensor_parallel_size."""
+    """What the target would be with another tensor_parallel_size."""
 
     allowed: Sequence[int]
     """The sizes that the model can have."""
@@ -94,7 +94,7 @@ def _regrouped(fleet: Fleet) -> Remedy:
 
 
 def _shorter_sequences(fleet: Fleet) -> Remedy | None:
-    """Where the length was asked for; else the workers choose one that fits."""
+    """A shorter max_model_len, where one was asked for; else the workers choose one that fits."""
     block_size, asked = fleet.target.block_size, fleet.target.max_model_len
     if not fleet.target.must_hold_sequence:
         return None

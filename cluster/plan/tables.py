@@ -98,7 +98,7 @@ def _num_gpus_taken(plan: Plan, node: Node) -> float:
 
 
 def _bundles(plan: Plan) -> list[str]:
-    """Where a group has several."""
+    """A sentence about the bundles of a group, where it has several."""
     bundles = plan.bundles.bundles
     if len(bundles) == 1:
         return []

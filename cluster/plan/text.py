@@ -14,10 +14,10 @@ def size(num_bytes: float) -> str:
 
 
 def count(number: float, word: str) -> str:
-    """Like 1 node, 2 nodes."""
+    """A number and what it counts, like 1 node, 2 nodes."""
     return f"{number:,g} {word}{'' if number == 1 else 's'}"
 
 
 def listed(parts: list[str], *, last: str = "and") -> str:
-    """Like a, b and c."""
+    """Words as one phrase, like a, b and c."""
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

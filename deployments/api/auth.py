@@ -102,7 +102,7 @@ def rate_limit_headers(limits: RateLimits) -> dict[str, str]:
 
 
 def _duration(limit: RateLimit) -> str:
-    """As OpenAI writes it: 120ms, 12s, 1m30s."""
+    """The time until a limit is reset as OpenAI writes it: 120ms, 12s, 1m30s."""
     if limit.reset_s < 1:
         return f"{math.ceil(limit.reset_s * 1000)}ms"
     minutes, seconds = divmod(math.ceil(limit.reset_s), 60)

@@ -15,14 +15,14 @@ from workers.errors import (
 WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose bodies nobody reads."""
 MAX_DRAINED = 16
-"""Bodies of the greatest length that are read and dropped of one that is too long."""
+"""How many times the greatest length is read and dropped of a body that is too long."""
 DRAIN_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 """From the first byte of a body to its last; a client that takes longer holds a place of others."""
 MAX_UNFINISHED = 64
 """Bodies of the greatest length whose parts may wait for their rest, all requests together."""
 MAX_DIGITS = 18
-"""Digits of a stated length that are looked at: more than any limit has."""
+"""The most digits of a stated length that are looked at: more than any limit has."""
 
 
 class BodyLimit:

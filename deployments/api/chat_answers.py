@@ -28,7 +28,7 @@ def _is_absent(value: object) -> bool:
 
 class Function(BaseModel):
     name: Annotated[str | None, Field(exclude_if=_is_absent)] = None
-    """Only in the first of a call's deltas."""
+    """The function's name; in a stream, only in the first of a call's deltas."""
     arguments: str = ""
 
 
@@ -44,7 +44,7 @@ class ToolCallChoice(BaseModel):
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
-    """null where the answer is nothing but calls of tools."""
+    """The text; null where the answer is nothing but calls of tools."""
     reasoning_content: Annotated[str | None, Field(exclude_if=_is_absent)] = None
     tool_calls: Annotated[list[ToolCallChoice] | None, Field(exclude_if=_is_absent)] = None
 
@@ -172,7 +172,8 @@ class ChatWriter:
         )
 
     def events(self, index: int, delta: Delta, usage: Usage | None) -> Iterator[ChatChunk]:
-        """First the role, then what is new, and the finish reason with nothing beside it."""
+        """The events of a delta: first the role, then what is new, and the finish reason by
+        itself."""
         if index not in self._begun:
             self._begun.add(index)
             yield self._chunk(index, AssistantDelta(role="assistant", content=""), usage)

@@ -20,7 +20,7 @@ class FieldRow:
 
     name: str
     takes: str
-    """Its values, in words."""
+    """The values that the field takes, in words."""
     default: str
     """The default in JSON; REQUIRED where there is none, empty where the field is then absent, or
     the object that has to have it may be."""

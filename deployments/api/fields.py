@@ -22,7 +22,7 @@ from workers.types import Rule
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
-"""Characters: whatever may yet become a stop string is compared with it at every token."""
+"""The most characters of a stop string: whatever may yet become one is compared at every token."""
 MAX_SALT_LENGTH = 256
 MAX_LOGPROBS = 20
 MAX_SPECULATIVE_TOKENS = 64

@@ -62,12 +62,12 @@ class GrammarFields(RequestModel):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the completions have to match; named as in SamplingParams."""
+        """What the completions have to match; the property is named as in SamplingParams."""
         return next((asked.grammar for asked in self._asked()), None)
 
     @property
     def grammar_field(self) -> str | None:
-        """Which field asks for it, in the client's spelling."""
+        """The field that asks for the grammar, in the client's spelling."""
         return next((asked.field for asked in self._asked()), None)
 
     @model_validator(mode="after")
@@ -94,7 +94,7 @@ class GrammarFields(RequestModel):
 
 
 class FormatFields(GrammarFields):
-    """The same in objects, as OpenAI's requests have it."""
+    """The fields that ask for structured output in objects, as OpenAI's requests have it."""
 
     response_format: Annotated[
         dict[str, Any] | None,

@@ -53,7 +53,8 @@ class OutlivingContext:
 
 
 def _with_timeout(context: CallContext) -> Metadata:
-    """What the client sent, but for what is ours to say."""
+    """The metadata that the client sent, without what is ours to say, and the time that it
+    waits."""
     sent = [(key, value) for key, value in context.invocation_metadata() or () if key != _TIMEOUT]
     left_s = context.time_remaining()
     # one that never ends may be told as a time of centuries
@@ -81,7 +82,7 @@ class ProbeContext:
         self._details = details
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        """Dropped: it is about the probe."""
+        """Drop the metadata: it is about the probe."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

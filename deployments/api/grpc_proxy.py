@@ -63,7 +63,7 @@ class _Registrar:
         self._make = make
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Left to the other call, which has the same methods."""
+        """Do nothing: the other call brings the same methods."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         ours = {

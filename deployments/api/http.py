@@ -75,7 +75,7 @@ def _add_status_routes(app: FastAPI, service: GenerationService) -> None:
 
 
 def _version() -> str:
-    """That of the installed package; a checkout that is not installed has none."""
+    """The version of the installed package; a checkout that is not installed has none."""
     try:
         return metadata.version("tandem-serve")
     except metadata.PackageNotFoundError:

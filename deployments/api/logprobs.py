@@ -38,7 +38,8 @@ class PromptLogprob(BaseModel):
 
     logprob: float
     rank: int | None
-    """1 for the likeliest; null for a token of the prompt that is none of those asked for."""
+    """The token's rank, 1 for the likeliest; null for a token of the prompt that is none of those
+    asked for."""
     decoded_token: str
 
 
@@ -73,7 +74,8 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 def completion_logprobs(
     records: Sequence[TokenRecord], name: Name, *, num_top: int, first_offset: int
 ) -> CompletionLogprobs:
-    """In the order of the records, whose text begins at `first_offset`, each with `num_top`.
+    """The log-probabilities of a text's tokens in the order of the records, whose text begins at
+    `first_offset`, and of the `num_top` likeliest in each place.
 
     A prompt's first token, which nothing stands before, has null.
     """
@@ -86,7 +88,8 @@ def completion_logprobs(
 
 
 def chat_logprobs(records: Sequence[TokenRecord], name: Name, *, num_top: int) -> ChatLogprobs:
-    """In the order of the records, each with the `num_top` likeliest tokens in its place."""
+    """The log-probabilities of the records, in their order, and of the `num_top` likeliest tokens
+    in each place."""
     return ChatLogprobs(
         content=[
             TokenLogprob(

@@ -19,7 +19,7 @@ MAX_LOGIT_BIASES = 4096
 MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
-"""Characters."""
+"""The most characters of a bad word."""
 SEED_RANGE = 2**63
 MAX_INTEGER = 2**31 - 1
 """The greatest number of gRPC's int32, which HTTP keeps to as well."""
@@ -33,7 +33,7 @@ def _greedy_if_tiny(temperature: float) -> float:
 
 
 def _with_integer_keys(value: Any) -> Any:
-    """JSON has string keys only."""
+    """The biases by token ids as numbers: JSON has strings for keys."""
     if not isinstance(value, dict):
         return value
     if len(value) > MAX_LOGIT_BIASES:
@@ -42,7 +42,7 @@ def _with_integer_keys(value: Any) -> Any:
 
 
 def _token_id(key: Any) -> int:
-    """From a key of logit_bias, which HTTP has as a string and gRPC as a number."""
+    """The token id of a key of logit_bias, which HTTP has as a string and gRPC as a number."""
     if isinstance(key, str) and _TOKEN_ID.fullmatch(key):
         return int(key)
     if isinstance(key, int):

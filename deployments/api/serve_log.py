@@ -16,7 +16,7 @@ PROBE = "/grpc.health.v1.Health/Check"
 
 
 def leave_out_told_errors() -> None:
-    """Have this process not log them, from now on."""
+    """Have this process log no probes, and no errors of which clients were told, from now on."""
     for name in (SERVE_LOGGER, ASYNCIO_LOGGER):
         logging.getLogger(name).addFilter(_is_news)  # once, however often it is added
 

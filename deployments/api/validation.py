@@ -113,7 +113,7 @@ def _check_unknown(names: Sequence[str], known: Collection[str]) -> None:
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:
-    """For a validator that sees the whole object: an error of one of its fields."""
+    """The error of one field, for a validator that sees the whole object."""
     context = {"field": sendable(field), "message": sendable(message)}
     return PydanticCustomError("field", "{message}", context)
 
@@ -156,8 +156,8 @@ def invalid_request(
 
 
 def unreadable_body(cause: BaseException | None) -> InvalidRequestError:
-    """For a body that is no JSON for another reason than its syntax; `cause` is what reading it
-    raised."""
+    """The error for a body that is no JSON for another reason than its syntax; `cause` is what
+    reading it raised."""
     match cause:
         case UnicodeDecodeError():
             reason = "it is not UTF-8; compressed bodies are not taken"

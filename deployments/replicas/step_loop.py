@@ -75,7 +75,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._last_step_s = 0.0
         self._last_step_ended = 0.0
         self._is_between_steps = True
-        """Whether a call that arrives now has just been made, and not during a step."""
+        """True while no step runs: a call that arrives now was made now, not queued in a step."""
         self._step_began: float | None = None
         self._timing = BackgroundTiming(self._worker.step_table)
         self._wake_up = asyncio.Event()
@@ -216,7 +216,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         return kind(f"the worker has failed: {failure}")
 
     def _turn(self) -> bool:
-        """Hand over what has arrived and run a step; whether another may follow at once."""
+        """Hand over what has arrived and run a step; returns whether another may follow at once."""
         self._step_began = started = time.perf_counter()
         inbox, self._inbox = self._inbox, {}
         self._worker.release(self._to_release)  # first: a caller may ask again at once
@@ -251,7 +251,8 @@ class StepLoop(Generic[RequestT, ResultT]):
             self._worker.step_table.measure()
 
     def _time_a_step(self) -> bool:
-        """For an outdated table, where that is due; whether another may follow at once."""
+        """Time a step for an outdated table, where that is due; returns whether another may follow
+        at once."""
         if not self._timing.is_due(busy_s=self.work.busy_s, is_idle=not self._waiting):
             return False
         self._step_began = time.perf_counter()
@@ -260,7 +261,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         return not self._waiting
 
     async def _wait_for_answered(self) -> None:
-        """Before a step of nothing but new or long prompts: see RejoinWait."""
+        """Wait for callers that were answered, before a step of nothing but new or long prompts:
+        see RejoinWait."""
         until = self._last_step_ended + self._rejoin_wait.limit_s(last_step_s=self._last_step_s)
         limit_s = until - self._clock()
         has_prompts_alone = bool(self._waiting) and self._worker.has_only_prefills

@@ -21,7 +21,7 @@ class StepThread:
         threading.Thread(target=self._live, name="step", daemon=True).start()
 
     async def make(self, make: Callable[[], T]) -> T:
-        """What is to live there. If it cannot be made, the thread ends."""
+        """Make what is to live on the thread, which ends if that fails."""
 
         async def there() -> T:
             return make()
@@ -33,11 +33,11 @@ class StepThread:
             raise
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it there; cancelling the call cancels it."""
+        """Run work on the thread; cancelling the call cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._events))
 
     def call_soon(self, function: Callable[[*ArgsT], object], *args: *ArgsT) -> None:
-        """Call it there."""
+        """Call a function on the thread, soon."""
         self._events.call_soon_threadsafe(function, *args)
 
     def stop(self) -> None:

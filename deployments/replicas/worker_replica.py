@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S = 60.0
 LAST_WORDS_S = 0.2
-"""Between the answers of a worker that has failed and the end of its process: they say that what
-the calls carried may be the cause, which a connection that ends does not."""
+"""Seconds between the answers of a worker that has failed and the end of its process: they say that
+what the calls carried may be the cause, which a connection that ends does not."""
 DEPLOYMENT_OPTIONS: Mapping[str, Any] = {
     "max_ongoing_requests": 1000,
     "max_constructor_retry_count": 3,

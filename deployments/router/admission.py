@@ -60,12 +60,12 @@ class Admission:
         return self._account(tenant).rate_limits(self._clock())
 
     def ended(self, account: Account, num: int) -> None:
-        """So many completions of an account hold no room any more."""
+        """Give back the room of so many completions of an account."""
         self.num_unfinished -= num
         account.num_unfinished -= num
 
     def completed(self, account: Account, time_s: float) -> None:
-        """A completion has taken so long, from its admission to its end."""
+        """Note how long a completion took, from its admission to its end."""
         self._times.add(time_s)
         account.times.add(time_s)
 

@@ -28,9 +28,9 @@ class Runtime:
 
     loop: RoundLoop
     health: Health
-    """Told whenever a completion gets something from the loop."""
+    """The router's health, which is told whenever a completion gets something from the loop."""
     slots: Slots
-    """One for each completion that may be in the loop at a time; the others wait."""
+    """The slots, one for each completion that may be in the loop at a time; the others wait."""
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     max_model_len: int

@@ -102,7 +102,7 @@ def choices_of(
 
 
 def _logprob(completion: Delta) -> float:
-    """Of all tokens of a completion together."""
+    """The log-probability of all tokens of a completion together."""
     return sum(record.logprob for record in completion.records if record.logprob is not None)
 
 

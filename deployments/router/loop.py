@@ -175,7 +175,7 @@ class RoundLoop:
         self._start_rounds()
 
     async def _run_rounds(self, replica_id: str, members: list[Live]) -> None:
-        """Round after round of the sequences that share a target.
+        """Run round after round of the sequences that share a target.
 
         All in one task: the next round's request is sent before the streams have their turn, which
         hand out the texts of the last one while the workers compute.
@@ -192,7 +192,7 @@ class RoundLoop:
                 members = self._start_rounds(free_target=replica_id)
 
     def _leave(self, members: list[Live]) -> None:
-        """Their round has ended; so have some of them."""
+        """Take sequences out of their round; remove those that have ended or leave."""
         for live in members:
             live.in_round = False
             if live.sequence.is_done or live.is_leaving:
@@ -208,7 +208,7 @@ class RoundLoop:
     async def _run_round(
         self, replica_id: str | None, members: list[Live], *, num_prefill_tokens: int
     ) -> int:
-        """Draft, verify and commit, beside so many tokens of prompts that the target has to run.
+        """Draft, verify and commit, while the target also has so many tokens of prompts to run.
 
         Returns how many it has beside the next round.
         """

@@ -28,7 +28,7 @@ class Caller:
 
 
 SOMEBODY = Caller()
-"""Of whom nothing is known."""
+"""A caller of whom nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class GenerationRequest:
     num_logprobs: int | None = None
     """Likeliest tokens to name beside each of a completion; None for no log-probabilities."""
     num_prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """Likeliest tokens to name beside each of the prompt; None for no log-probabilities."""
     echo: bool = False
     """Whether the prompt's text is wanted too."""
     return_token_ids: bool = False
@@ -93,7 +93,7 @@ class GenerationRequest:
 
     @property
     def num_completions(self) -> int:
-        """All that are made."""
+        """The number of completions that are made."""
         return len(self.prompts) * self.num_choices
 
     @property

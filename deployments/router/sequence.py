@@ -49,7 +49,7 @@ class GenerationParams:
     num_logprobs: int | None = None
     """Likeliest tokens to name beside each of the completion; None for no log-probabilities."""
     num_prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """Likeliest tokens to name beside each of the prompt; None for no log-probabilities."""
     shows_prompt: bool = False
     """Whether the first delta has the prompt's tokens too."""
     prompt_texts: tuple[str, ...] = ()

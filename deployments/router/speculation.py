@@ -50,7 +50,7 @@ class Speculated:
     ahead: dict[str, NextDrafts] = field(default_factory=dict)
     """The drafts for the next round that the target is asked for, by sequence id."""
     decision: Decision | None = None
-    """By which it is."""
+    """The decision by which the target is asked for them."""
     num_drafted: int = 0
     """Sequences that remote drafters were asked for in this round."""
     longest_draft: int = 0
@@ -79,7 +79,7 @@ class Speculation:
         self._clock = clock
         self._chain = DrafterChain(drafters)
         self.drafters = tuple(drafter.source for drafter in drafters)
-        """Their names."""
+        """The names of the drafters."""
         self._last_gamma = 0
         """The longest draft that was wanted in the last round."""
 

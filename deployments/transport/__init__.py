@@ -1,1 +1,2 @@
-"""How routers reach workers: over Serve's handles, and over streams of our own."""
+"""How routers reach workers: streams of our own, to replicas that are found over Serve's
+handles."""

@@ -84,19 +84,19 @@ class Codec(Generic[RequestT, ResultT]):
         self._answer: TypeAdapter[Answer[ResultT]] = TypeAdapter(_of(Answer, result), config=CONFIG)
 
     def encode_call(self, call: Call[RequestT]) -> bytes:
-        """Raises ValueError."""
+        """A call as bytes; raises ValueError if it is too long to be read."""
         return frame(self._call.dump_json(call, exclude_defaults=True))
 
     def decode_call(self, payload: bytes) -> Call[RequestT]:
-        """Raises ValueError."""
+        """The call in a message; raises ValueError if that is none."""
         return self._call.validate_json(payload)
 
     def encode_answer(self, answer: Answer[ResultT]) -> bytes:
-        """Raises ValueError."""
+        """An answer as bytes; raises ValueError if it is too long to be read."""
         return frame(self._answer.dump_json(answer, exclude_defaults=True))
 
     def decode_answer(self, payload: bytes) -> Answer[ResultT]:
-        """Raises ValueError."""
+        """The answer in a message; raises ValueError if that is none."""
         return self._answer.validate_json(payload)
 
 
@@ -140,7 +140,7 @@ class FrameProtocol(asyncio.Protocol, ABC):
 
     @abstractmethod
     def frame_received(self, payload: bytes) -> None:
-        """Raises ValueError if it is no message of ours, which ends the stream."""
+        """Take a message; raises ValueError if it is none of ours, which ends the stream."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)

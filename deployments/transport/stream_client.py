@@ -42,7 +42,7 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
     async def open(
         cls, address: StreamAddress, codec: Codec[RequestT, ResultT]
     ) -> "WorkerStream[RequestT, ResultT]":
-        """Raises OSError or TimeoutError."""
+        """Open a stream to a replica; raises OSError or TimeoutError."""
         events = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, stream = await events.create_connection(
@@ -66,7 +66,8 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         return now - self._heard_at if self._waiting else 0.0
 
     async def call(self, batch: Sequence[RequestT], *, timeout_s: float) -> Reply[ResultT]:
-        """Raises WorkerLostError, and WorkerFailedError if it may be by what the batch carries.
+        """Serve a batch; raises WorkerLostError, and WorkerFailedError if what the batch carries
+        may be the cause.
 
         A call that fails or is cancelled releases its sequences.
         """
@@ -97,7 +98,8 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
             self._waiting.pop(call_id, None)
 
     def release(self, seq_ids: Sequence[str]) -> None:
-        """Heard before any later call; nothing confirms it, as a lost worker holds nothing."""
+        """Have the replica forget sequences before any later call; nothing confirms it, as a lost
+        worker holds nothing."""
         self._send(Call(kind="release", seq_ids=tuple(seq_ids)))
 
     def close(self) -> None:

@@ -137,7 +137,7 @@ class _Stream(FrameProtocol, Generic[RequestT, ResultT]):
         self.transport.write(message)
 
     def _encode(self, call_id: int, outcome: Reply[ResultT] | Exception) -> bytes:
-        """Raises ValueError."""
+        """What came of a call as bytes; raises ValueError if it is too long to be read."""
         if not isinstance(outcome, Exception):
             return self._server.codec.encode_answer(Answer(call_id=call_id, reply=outcome))
         # the router's loop decides what becomes of it

@@ -87,7 +87,7 @@ class WorkerStreams(Generic[RequestT, ResultT]):
         return {name: stream for name, stream in self._streams.items() if stream.is_open}
 
     async def _wait_for_any(self, timeout_s: float) -> None:
-        """Until there is a stream; raises WorkerTimeoutError if there is none in time."""
+        """Wait until there is a stream; raises WorkerTimeoutError if there is none in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._open_streams():

@@ -21,7 +21,7 @@ def option(default: T, help: str, **described: Any) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """Every benchmark has these."""
+    """The options that every benchmark has."""
 
     target: str | None = option(
         None, "a folder or an id (default: the bundled target grown to 287M parameters)"
@@ -34,7 +34,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions(ModelOptions):
-    """Benchmarks of a live app have these too."""
+    """The options that benchmarks of a live app have."""
 
     texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=KINDS)
     temperatures: tuple[float, ...] = option((0.0,), "0 is greedy", type=temperature)

@@ -151,7 +151,8 @@ def _cpu_name() -> str:
 
 
 def _version(package: str) -> str | None:
-    """None where it is not installed: the workers' benchmarks run without Ray."""
+    """The version of a package; None where it is not installed: the workers' benchmarks run without
+    Ray."""
     try:
         return version(package)
     except PackageNotFoundError:

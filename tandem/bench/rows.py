@@ -61,13 +61,13 @@ class Row:
     mean_gamma: float | None
     """Draft tokens per drafted sequence and round."""
     draft_s: float | None
-    """Mean of all rounds."""
+    """Mean seconds of drafting in a round."""
     verify_s: float | None
-    """Mean of all rounds, prompts included."""
+    """Mean seconds of verifying in a round, prompts included."""
     router_s: float | None
-    """Mean of the router's own time in a round."""
+    """Mean seconds of the router's own time in a round."""
     time_to_first_s: tuple[float, ...]
-    """p50 and p95."""
+    """p50 and p95 of the time to a stream's first text."""
     chunk_gap_s: tuple[float, ...]
     """p50, p95 and p99 of the time between two chunks of a stream, each with a round's tokens."""
 

@@ -26,7 +26,7 @@ class Outage:
             self._is_striking = False
 
     def begin(self, now_s: float) -> None:
-        """It is dead."""
+        """The proxy is dead from now on."""
         self._began_s, self._ended_s = now_s, None
 
     def answered(self, *, sent_s: float, now_s: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 HUGE_PROMPT = 2_000_000
-"""Characters."""
+"""The number of characters of a prompt that is longer than any context."""
 MANY_NESTED = 50_000
 HEADERS = {"Content-Type": "application/json"}
 
@@ -25,7 +25,7 @@ class Poison:
 class PoisonAnswer:
     name: str
     status: int
-    """0 for a client that left."""
+    """The status of the answer; 0 for a client that left."""
     text: str = ""
 
     @property

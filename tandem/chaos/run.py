@@ -54,7 +54,8 @@ class Processes(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
     num_requests: int
-    """The least number; requests go on until all events are over and each poison was sent."""
+    """The least number of requests; they go on until all events are over and each poison was
+    sent."""
     num_events: int
     mean_pause_s: float
     """Mean seconds between two events."""
@@ -160,7 +161,7 @@ class _Run:
             return got.text
 
     async def send_poison(self, client: httpx.AsyncClient) -> None:
-        """One after the other, for ever."""
+        """Send each kind of poison, one after the other, for ever."""
         while self._options.poisons:
             for poison in self._options.poisons:
                 await self._send_one(client, poison)
@@ -228,7 +229,8 @@ class _Run:
         return struck
 
     async def _resume_later(self, struck: Struck) -> None:
-        """Let it go on after its time; also one that watchdogs should have ended by then."""
+        """Let what was stopped go on after its time, also what watchdogs should have ended by
+        then."""
         is_left = struck.event.blow is Blow.HANG
         wait_s = self._options.watchdog_s if is_left else self._options.stop_s
         until_s = time.perf_counter() + wait_s

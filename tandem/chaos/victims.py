@@ -34,7 +34,7 @@ class Victims:
         self._router = serve.get_deployment_handle("Router", app_name)
 
     def strike(self, event: Event, *, rng: random.Random) -> Struck | None:
-        """Kill or stop one of its kind; None if none is there to be struck."""
+        """Kill or stop a victim of the event's kind; None if there is none."""
         pids = self._find(event.victim, rng)
         if not pids:
             return None
@@ -44,11 +44,11 @@ class Victims:
         return Struck(event=event, pids=tuple(pids))
 
     def is_stopped(self, struck: Struck) -> bool:
-        """Whether some of it is there, and still stopped."""
+        """Whether a process that was struck is there, and still stopped."""
         return any(map(_is_stopped, struck.pids))
 
     def resume(self, struck: Struck) -> bool:
-        """Let what was stopped go on; whether it still was."""
+        """Let what was stopped go on; returns whether it still was stopped."""
         stopped = [pid for pid in struck.pids if _is_stopped(pid)]
         for pid in stopped:
             with suppress(ProcessLookupError):

@@ -102,7 +102,7 @@ def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
 
 
 def innocent_case(model: str, index: int) -> Body:
-    """One that nothing may change, whatever runs beside it."""
+    """A request whose answer nothing may change, whatever runs beside it."""
     return {
         "model": model,
         "prompt": [3 + index, 7, 11, 5, 13],
@@ -170,7 +170,7 @@ def _draw_top_k(rng: random.Random, vocab_size: int) -> int:
 
 
 def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
-    """Few tokens, among them the last; or nearly all of them, or all."""
+    """Biases on few tokens, among them the last; or on nearly all of them, or on all."""
     kinds = (
         [vocab_size - 1],
         rng.sample(range(vocab_size), 5),
@@ -193,7 +193,7 @@ def _draw_speculation(rng: random.Random) -> Any:
 
 
 def _draw_prediction(rng: random.Random) -> Any:
-    """Nothing, anything, or more than fits a context."""
+    """A prediction of nothing, of anything, or of more than fits a context."""
     text = "".join(rng.choices(string.printable[:95], k=rng.choice([1, *[40] * 12, 400])))
     parts = [{"type": "text", "text": text}, {"type": "text", "text": ""}]
     return {"type": "content", "content": rng.choice(["", text, parts, []])}

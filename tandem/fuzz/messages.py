@@ -48,7 +48,7 @@ class Call:
     """If true, the client hangs up after the first answer of a stream."""
 
     def __str__(self) -> str:
-        """As JSON, from which `read_call` makes it again."""
+        """The call as JSON, from which `read_call` makes it again."""
         return json.dumps({**asdict(self), "raw": self.raw.hex()})
 
     @property

@@ -72,7 +72,7 @@ class Subject:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The tokenizer's own, if it has one."""
+        """The tokenizer's own chat template, if it has one."""
         tokenizer: Any = self.tokenizer
         has_template = getattr(tokenizer, "chat_template", None) is not None
         return ChatTemplate(tokenizer) if has_template else None
@@ -178,7 +178,7 @@ class Rig:
         self._http = httpx.AsyncClient(transport=transport, base_url="http://fuzzed", timeout=60.0)
 
     def use_gamma(self, gamma: Any) -> None:
-        """A number, 0 for none, or "dynamic"."""
+        """Go on with another draft length: a number, 0 for no drafts, or "dynamic"."""
         self._loop.use_gamma(make_controller(gamma))
 
     async def ask(self, body: Body) -> Outcome:

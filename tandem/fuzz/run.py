@@ -158,7 +158,7 @@ def _leaving_cases() -> list[Body]:
 
 
 def _has_one_text(case: Body) -> bool:
-    """Whether its text is that of its seed, whatever is drafted."""
+    """Whether a request's text is that of its seed, whatever is drafted."""
     rule = (case.get("speculation") or {}).get("verification", "coupled")
     return rule == "coupled" or case.get("temperature") == 0
 

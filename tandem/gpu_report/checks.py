@@ -12,7 +12,7 @@ from tandem.gpu_report.steps import ROOT
 GPU_TESTS = ("-m", "gpu", "tests/workers/cuda/test_triton_kernel.py", "tests/workers")
 """The kernel's first: where it is wrong, so is all else. Of the rest, the families come last."""
 SMALL_TESTS = ("tests/workers/test_verification.py",)
-"""Stands in for them where there is no such device."""
+"""The tests of a small report, where there is no such device."""
 OUTCOME = re.compile(
     r"^(?P<test>tests/\S+::.+?) (?P<outcome>PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE
 )
@@ -20,7 +20,7 @@ OUTCOME_OF_PROCESS = re.compile(
     r"^\[gw\d+\] \[ *\d+%\] (?P<outcome>PASSED|FAILED|ERROR|SKIPPED) (?P<test>tests/\S+::.+?) *$",
     re.MULTILINE,
 )
-"""As pytest-xdist writes it."""
+"""An outcome as pytest-xdist writes it."""
 NUM_PROCESSES = 8
 SMALL_NUM_PROCESSES = 2
 NUM_LAST_LINES = 60

@@ -75,7 +75,7 @@ def grown_module(subjects: Subjects, name: str) -> PreTrainedModel:
 
 
 def grown_target(subjects: Subjects, name: str) -> Model:
-    """The same, to be served."""
+    """The target that `grown_module` makes, to be served."""
     return make_model(bundled.resolve(bundled.TARGET_NAME), grown_module(subjects, name))
 
 

@@ -12,7 +12,7 @@ NUM_CHARACTERS = 400
 NUM_REPEATED = 4
 """Requests of `repeat` that have one template."""
 EDIT_EVERY = 12
-"""Words of a text for each that is edited."""
+"""How many words of a text there are for each that is edited."""
 
 
 def make_prompts(kind: str, num_prompts: int, *, seed: int = 0) -> list[str]:

@@ -21,7 +21,7 @@ MODEL_NAME = "load"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppOptions:
-    """Both subjects have these."""
+    """The options that both subjects have."""
 
     target: str = option(bundled.TARGET_NAME, "a folder or an id")
     draft: str = option(bundled.DRAFT_NAME, "a folder or an id")

@@ -23,7 +23,8 @@ class ProcessMemory:
     name: str
     start: float
     quarter: float
-    """By then a process that has begun to work has what it needs."""
+    """The memory after a quarter of the time: a process that has begun to work has what it needs by
+    then."""
     middle: float
     end: float
 
@@ -43,11 +44,11 @@ class MemoryWatch:
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
         self._names: dict[int, str] = {}
-        """By process id: what a process is shows once it works, so the newest counts."""
+        """The names by process id: what a process is shows once it works, so the newest counts."""
         self._seen: dict[int, list[int]] = {}
 
     async def watch(self) -> None:
-        """Read for ever."""
+        """Read the memory again and again, for ever."""
         while True:
             await asyncio.to_thread(self.read)
             await asyncio.sleep(PERIOD_S)
@@ -62,7 +63,7 @@ class MemoryWatch:
             self._seen.setdefault(child.pid, []).append(num_bytes)
 
     def processes(self) -> list[ProcessMemory]:
-        """Those that were there all the time, by name, the greatest first."""
+        """The processes that were there all the time, by name, the greatest first."""
         longest = max(map(len, self._seen.values()), default=0)
         lasting = {pid: seen for pid, seen in self._seen.items() if len(seen) == longest}
         found = [make_memory(self._names[pid], seen) for pid, seen in lasting.items()]
@@ -70,7 +71,7 @@ class MemoryWatch:
 
 
 def make_memory(name: str, readings: Sequence[int]) -> ProcessMemory:
-    """From readings in bytes, at equal intervals."""
+    """The memory of a process from readings in bytes, at equal intervals."""
     width = max(1, len(readings) // 8)
 
     def around(moment: float) -> float:

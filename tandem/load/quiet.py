@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tandem.live.client import Endpoint, Load, LoadError, RefusedError, answer, http_client
 
 PAUSE_S = 0.2
-"""Between the requests of one client."""
+"""Seconds between the requests of one client."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from tandem.load.quiet import Quiet
 from tandem.load.streams import FloodReport
 
 MOST_SLOWDOWN = 1.5
-"""Times its lone first token that the quiet key's may take beside a flood."""
+"""How many times its lone first token the quiet key's may take beside a flood."""
 LONGEST_REFUSAL_S = 0.05
 LONGEST_HELD_S = 2.0
 MAX_SHOWN = 3
@@ -52,7 +52,7 @@ class CancelResult:
     protocol: str
     num_clients: int
     num_unanswered: int
-    """Those that left before their first text: in the queue or while their prompt was run."""
+    """The clients that left before their first text: in the queue or while their prompt was run."""
     until_free_s: list[float]
     """Seconds until nothing was held any more."""
 

@@ -29,9 +29,9 @@ class Streams:
     num_streams: int
     duration_s: float
     hang_up_share: float
-    """Of the streams that are left before their end."""
+    """The share of the streams that are left before their end."""
     slow_share: float
-    """Of the streams that wait after each event."""
+    """The share of the streams that wait after each event."""
     slow_s: float = 0.05
     seed: int = 0
 

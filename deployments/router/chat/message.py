@@ -8,7 +8,7 @@ FIELD = "messages"
 """The field of a request, in every wire format, that holds a conversation."""
 
 TOOLS_FIELD = "tools"
-"""The one that holds the functions which may be called."""
+"""The field of a request that holds the functions which may be called."""
 
 JsonObject = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ class Message:
     role: str
     """`system`, `developer`, `user`, `assistant` or `tool`."""
     content: str | None = None
-    """None where an assistant has only called tools."""
+    """The text; None where an assistant has only called tools."""
     name: str | None = None
     reasoning: str | None = None
     """What an assistant thought before it answered."""

@@ -14,13 +14,13 @@ class MessageFormat:
     """What is looked for in a text."""
 
     tool_calls: ToolCallFormat | None = None
-    """None where calls are left in the text."""
+    """How calls are written; None where they are left in the text."""
     max_tool_calls: int | None = None
     """Calls after the first so many are dropped."""
     is_call_named: bool = False
     """Whether the client has named the function that is called."""
     reasoning: ReasoningTags | None = None
-    """None where thoughts are left in the text."""
+    """The tags around thoughts; None where those are left in the text."""
     is_reasoning_open: bool = False
     """Whether the prompt has ended within thoughts."""
 

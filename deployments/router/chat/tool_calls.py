@@ -26,7 +26,7 @@ class FoundCall:
 
     name: str
     arguments: str
-    """As far as they have come, as the model wrote them."""
+    """The arguments as far as they have come, as the model wrote them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

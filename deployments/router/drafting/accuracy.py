@@ -31,7 +31,7 @@ class Guess(NamedTuple):
     num_places: int = 1
     """The number of those places."""
     share: float = 1.0
-    """The share of them at which this token followed."""
+    """The share of those places at which this token followed."""
 
 
 class MatchAccuracy:

@@ -71,10 +71,11 @@ class Turn:
     in_hand: DraftTokens = NO_DRAFTS
     """The drafts of a local drafter."""
     is_ahead: bool = False
-    """Whether `max_tokens` is of drafts that the target may be asked for, for the next round: it
-    makes them itself."""
+    """Whether `max_tokens` is about drafts that the target may be asked to make for the next
+    round."""
     decision: Decision | None = None
-    """By which such drafts in hand were asked for, in the last round."""
+    """The decision by which drafts in hand were asked for in the last round, where the target made
+    them."""
     remote: PrefetchingDrafter | None = None
     """The remote drafter that is ready to be asked."""
     behind: tuple[PrefetchingDrafter, ...] = ()

@@ -28,9 +28,9 @@ class Followers(NamedTuple):
     token: int
     """What followed most often; of equals, what did so last."""
     times: int
-    """How often it did."""
+    """How often that token followed."""
     total: int
-    """How often anything did."""
+    """How often any token followed."""
 
 
 class ContextTree:

@@ -27,9 +27,9 @@ class NextDrafts:
 class _InHand:
     drafts: DraftTokens
     decision: Decision
-    """By which they were asked for."""
+    """The decision by which the drafts were asked for."""
     text_len: int
-    """Committed tokens before them."""
+    """The number of committed tokens before the drafts."""
 
 
 class EarlyExit:
@@ -51,7 +51,7 @@ class EarlyExit:
         return sound(in_hand.drafts, source=SOURCE, max_tokens=max_tokens)
 
     def decision_about(self, sequence: Sequence) -> Decision:
-        """By which the drafts in hand were asked for."""
+        """The decision by which the drafts in hand were asked for."""
         return self._in_hand[sequence.seq_id].decision
 
     def most_ahead(self, sequence: Sequence, max_tokens: int) -> int:

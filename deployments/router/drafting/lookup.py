@@ -46,13 +46,13 @@ class PlaceIndex:
         self._newest_pair: dict[int, int] = {}
         """The last position of each pair of tokens, that of its second token."""
         self._previous_pair = array("i")
-        """For the pair at each position, where it stood before; -1 if nowhere."""
+        """Per position, where the pair that ends there stood before; -1 if nowhere."""
         self._newest_token: dict[int, int] = {}
         self._previous_token = -1
         """Where the text's last token stood before; -1 if nowhere."""
 
     def extend(self, tokens: Tokens[int]) -> bool:
-        """Take in tokens that were added, not too many at once; whether all of them are in."""
+        """Take in added tokens, not too many at once; returns whether all of them are in."""
         first = len(self._previous_pair)
         pairs, previous, singles = self._newest_pair, self._previous_pair, self._newest_token
         for position in range(first, min(first + MAX_INDEXED_AT_ONCE, len(tokens))):

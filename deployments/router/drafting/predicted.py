@@ -15,9 +15,9 @@ from workers.types import NO_DRAFTS, DraftTokens
 
 SOURCE = "predicted"
 SURE_LEN = 4
-"""Tokens in a row that no two places have in common by chance."""
+"""The number of tokens in a row that no two places have in common by chance."""
 NEAR = 8
-"""Behind a change, a single token tells a place only within so many tokens; and so many tokens may
+"""How many tokens behind a change a single token still tells the place, and how many tokens may
 stand in place of as many others."""
 WINDOW = 256
 """How far behind the place that was last sure is looked first, in tokens."""
@@ -33,9 +33,9 @@ class _Reader:
     position: int = 0
     """The token of the prediction that is expected next."""
     match_len: int = 0
-    """Tokens before it that are the text's last."""
+    """How many tokens before that place are the last ones of the text."""
     last_sure: int = 0
-    """Where SURE_LEN tokens or more ended that agreed."""
+    """The last place in the prediction up to which SURE_LEN tokens or more agreed."""
     num_missed: int = 0
     """Tokens since the text departed from the prediction."""
     index: PlaceIndex = field(default_factory=PlaceIndex)

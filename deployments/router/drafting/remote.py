@@ -38,10 +38,10 @@ class _Known:
 
     placement: Placement = field(default_factory=Placement)
     num_calls: int = 0
-    """Calls under way that carry it."""
+    """The number of calls under way that carry the sequence."""
     is_catching_up: bool = False
     has_given_up: bool = False
-    """A replica could not go on with it; another would fail alike."""
+    """Whether a replica could not go on with the sequence; another would fail alike."""
 
 
 class PooledDrafter:

@@ -33,7 +33,7 @@ class Claim:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Among the claims of its tenant: the lowest is first."""
+        """The claim's place among those of its tenant: the lowest is first."""
         assert self.number is not None
         return self.priority, self.number
 
@@ -44,9 +44,9 @@ class _Flow:
 
     weight: float
     start_tag: float
-    """Of the next claim that it starts."""
+    """The tag of the next claim that it starts."""
     waiting: list[Claim] = field(default_factory=list)
-    """In their order."""
+    """The claims that wait, in their order."""
     running: set[Claim] = field(default_factory=set)
 
     @property

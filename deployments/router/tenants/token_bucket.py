@@ -9,7 +9,7 @@ class TokenBucket:
     """All times are seconds on one clock, which the caller reads."""
 
     def __init__(self, *, rate: float, capacity: float, now: float) -> None:
-        """Full at first; fills by `rate` per second."""
+        """Make a bucket that is full, and fills by `rate` per second."""
         self.rate = rate
         self.capacity = capacity
         self._level = capacity
