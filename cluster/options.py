@@ -306,7 +306,7 @@ class AppArgs(BaseModel):
 
     @property
     def draft_source(self) -> ModelSource | None:
-        """The same of the draft model, if there is one."""
+        """The draft model, and what of it is to be loaded, if there is one."""
         if self.draft_model is None:
             return None
         return ModelSource(

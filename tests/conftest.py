@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cases", type=int, default=300, help="random cases of each property test: see `make fuzz`"
     )
     parser.addoption(
-        "--seed", type=int, default=0, help="of the cases of tests/compat/test_schemathesis.py"
+        "--seed", type=int, default=0, help="the seed of tests/compat/test_schemathesis.py"
     )
 
 

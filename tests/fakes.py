@@ -98,7 +98,7 @@ class LocalWorkers:
             await replica.close()
 
     def kill(self, replica_id: str) -> None:
-        """It and its cache are gone; calls to it go to another."""
+        """Take away a replica and its cache; calls to it go to another."""
         self._killed.append(self.replicas.pop(replica_id))
 
     @property

@@ -33,7 +33,7 @@ def only(
 
 
 def law_of_texts(name: str, prompt: Text, params: SamplingParams) -> dict[Text, float]:
-    """By transformers' own forward of a model and the definition of the parameters."""
+    """The law of texts by transformers' own forward and the definition of the parameters."""
     module = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
     letters = [letter for letter, _ in params.logit_bias]
     texts: dict[Text, float] = {(): 1.0}

@@ -24,7 +24,7 @@ OTHER_TEXTS = (
 def byte_level(
     texts: Sequence[str] = TEXTS, *, vocab_size: int = 340, end: str = "<|end|>"
 ) -> Tokenizer:
-    """As of GPT-2: a letter stands for each byte, and a special token ends texts."""
+    """A tokenizer like GPT-2's: a letter stands for each byte, and a special token ends texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def byte_level(
 
 
 def sentence_piece(texts: Sequence[str] = TEXTS, *, vocab_size: int = 420) -> Tokenizer:
-    """As of Llama 2: words begin with a mark, bytes stand for what has no token."""
+    """A tokenizer like Llama 2's: words begin with a mark, bytes stand for what has no token."""
     trainer = trainers.UnigramTrainer(
         vocab_size=100, special_tokens=[], unk_token="<unk>", show_progress=False
     )

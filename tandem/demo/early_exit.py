@@ -35,7 +35,7 @@ class EarlyExitReport:
     held_out_loss: float
     """Nats per token of the whole model on the held-out files."""
     early_held_out_loss: float
-    """The same of its first layers."""
+    """Nats per token of its first layers on the held-out files."""
     greedy_agreement: float
     """Share of the whole model's greedy tokens, continuing held-out prompts, that its first layers
     say after the same prefix."""

@@ -203,7 +203,7 @@ def random_drafts() -> ScriptedDrafter:
 
 
 def dying_drafts(models: Models) -> LocalWorkers:
-    """Its only replica dies after a while; another comes up later."""
+    """Drafts whose only replica dies after a while; another comes up later."""
     drafts = model_drafts(models)
 
     def live_or_die() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from deployments.router.policy.gamma import Outcome
 
 DRAFTER_BETA = 0.35
-"""Of the simulated drafter: it is accepted more often than its confidence says."""
+"""The exponent of the simulated drafter: it is accepted more often than its confidence says."""
 
 
 def judge(

@@ -50,7 +50,7 @@ def test_nothing_changes_until_a_replica_has_reported(metrics: Any) -> None:
 
 
 def test_serves_controller_can_call_it_without_this_package() -> None:
-    """It gets the function as bytes."""
+    """Serve's controller gets the function as bytes."""
     config = AutoscalingConfig(**scaling_options(ONE_TO_FOUR)["autoscaling_config"])
     assert (config.min_replicas, config.max_replicas) == (1, 4)
     policy: Any = config.policy.get_policy()

@@ -81,7 +81,7 @@ async def answer_all(serving: LocalServing, *, at_a_time: int) -> Answers:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """With a tokenizer, which grammars need."""
+    """A pair of models with a tokenizer, which grammars need."""
     name = save_grammar_model(tmp_path_factory.mktemp("pair"))
     return Models.load(name)
 
@@ -125,7 +125,7 @@ def shown(delta: Delta) -> dict[str, Any]:
 
 
 def logprobs_of(delta: Delta) -> list[float]:
-    """All of them in a row, those of the likeliest tokens too."""
+    """All log-probabilities of a delta in a row, those of the likeliest tokens too."""
     return [
         logprob
         for record in (*delta.prompt, *delta.records)
@@ -244,7 +244,7 @@ def test_a_field_shows(name: str, plain: Answers) -> None:
 
 
 def test_texts_are_what_the_fields_say(tokenizer: Any, plain: Answers) -> None:
-    """By the definition of each, from the texts of plain decoding."""
+    """The texts of plain decoding are compared with what each field is said to do."""
     banned = {token for character in FREQUENT for token in tokenizer.encode(character)}
     for index in range(len(PROMPTS)):
         for way in ("greedy", "sampled"):

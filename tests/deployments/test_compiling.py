@@ -41,7 +41,7 @@ class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
         return replica
 
     async def text(self, seq_id: str) -> list[int]:
-        """The same prompt, parameters and seed each time."""
+        """A text of the same prompt, parameters and seed each time."""
         tokens, cached_len = [5, 9, 31, 7], 0
         while len(tokens) < 4 + NUM_TOKENS:
             request = VerifyRequest(

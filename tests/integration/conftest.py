@@ -30,7 +30,7 @@ from workers.types import SamplingParams, VerifyRequest
 APP = "tandem"
 MODEL = "tandem-demo"
 NUM_TOKENS = 48
-"""Of each completion."""
+"""The number of tokens of each completion."""
 METRICS_REPORT_MS = 1000
 """How late a metric may be; Ray's default is 10 s."""
 

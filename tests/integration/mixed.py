@@ -51,7 +51,7 @@ def mixed_requests(prompts: list[str]) -> list[dict[str, Any]]:
 
 
 async def answers(served: Served, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """To all of them, asked for at once."""
+    """The answers to all bodies, asked for at once."""
     async with httpx.AsyncClient(base_url=served.url, timeout=300) as client:
         responses = await asyncio.gather(
             *[client.post("/v1/completions", json=body) for body in bodies]
@@ -75,7 +75,7 @@ def speculation_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 async def check_that_drafts_change_nothing(served: Served, prompts: list[str]) -> None:
-    """The same requests without drafts come first, so that finished texts are drafted from."""
+    """The requests are sent without drafts first, so that later ones draft from finished texts."""
     bodies = mixed_requests(prompts)
     plain = await answers(served, [{**body, "speculation": {"mode": "off"}} for body in bodies])
     drafted = await answers(served, bodies)

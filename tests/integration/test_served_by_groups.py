@@ -25,7 +25,7 @@ from tests.integration.mixed import OPTIONS, check_that_drafts_change_nothing
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
 TOKEN_BYTES = 2048
-"""Of a rank's share of the bundled target's cache, in fp32."""
+"""The bytes of a token in a rank's share of the bundled target's cache, in fp32."""
 ALL_TWICE = {
     **OPTIONS,
     "tensor_parallel_size": 2,
@@ -64,7 +64,7 @@ async def test_every_way_to_draft_in_one_batch_changes_nothing(
 
 
 async def statuses(served: Served, deployment: str) -> list[WorkerStatus]:
-    """Of all replicas."""
+    """The statuses of all replicas of a deployment."""
     handle = served.handle(deployment)
     answers = [await handle.status.remote() for _ in range(20)]  # each from any
     return list({status.replica_id: status for status in answers}.values())

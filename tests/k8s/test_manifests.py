@@ -119,7 +119,7 @@ class TestServeConfig:
 
 
 def deployment_names(application: Any) -> set[str]:
-    """Of a graph: the ingress and what is bound to it."""
+    """The names of the deployments of a graph: its ingress and what is bound to it."""
     bound = application._bound_deployment
     names = {bound.name}
     for argument in bound.init_args:

@@ -30,7 +30,7 @@ class OpenAIServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.refuses_every: int | None = None
-        """Of so many requests, the last gets status 429."""
+        """The number of requests of which the last gets status 429."""
         self.together: threading.Barrier | None = None
         """What requests wait at before they are answered."""
         self.endless_prompts: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class OpenAIServer(ThreadingHTTPServer):
         self.events: tuple[str, ...] | None = None
         """What is streamed instead."""
         self.breaks_off = 0
-        """So many of the next requests get no answer but the end of the connection."""
+        """The number of coming requests that get no answer but the end of the connection."""
         self.status_of_unknown_fields = 400
         self.requests: list[dict[str, Any]] = []
         self.most_at_a_time = 0

@@ -34,7 +34,7 @@ def generate(
     forget_every: int | None = None,
     next_k: int = 0,
 ) -> list[int]:
-    """With `next_k`, the target's own drafts follow those of `drafts`."""
+    """The tokens of a text; with `next_k`, the target's own drafts follow those of `drafts`."""
     tokens, cached_len, num_rounds = list(prompt), 0, 0
     own: tuple[int, ...] = ()
     while len(tokens) < len(prompt) + num_tokens:

@@ -197,7 +197,8 @@ def test_what_is_drawn_knows_nothing_of_the_targets_noise(tiny_model: Callable[.
 
 
 def test_a_round_draws_with_noise_of_its_own(tiny_model: Callable[..., Model]) -> None:
-    """The same position behind the same tokens, a round later; and the same round once more."""
+    """The draws differ at the same position a round later, and are the same for a round that is
+    tried again."""
     drafter, prompt = ModelDrafter(tiny_model("llama"), CACHE), make_prompt(3, 20)
     first = [draw(drafter, seed, prompt, 2, "block") for seed in range(30)]
     assert first == [draw(drafter, seed, prompt, 2, "block") for seed in range(30)]

@@ -73,7 +73,7 @@ def load(folder: str) -> Callable[[Quantization, str], Model]:
 def test_the_text_is_that_of_plain_decoding(
     sampling: SamplingParams, dtype: str, how: Quantization, load: Callable[..., Model]
 ) -> None:
-    """With drafts that are right, wrong, or right at first."""
+    """The drafts are right, wrong, or right at first."""
     target = Target(load(how, dtype), CACHE)
     prompt = make_prompt(1, 9)
     plain = generate(target, prompt, NUM_TOKENS, sampling=sampling)
@@ -249,7 +249,8 @@ def agreement(how: Quantization, written: list[list[int]]) -> Tensor:
 def test_a_quantized_draft_is_accepted_as_often(
     how: Quantization, written: list[list[int]]
 ) -> None:
-    """By 0.05 less at most, as far as so few texts can tell; docs/models.md has figures of more."""
+    """It loses 0.05 at most, as far as so few texts can tell; docs/models.md has figures of
+    more."""
     plain = agreement("none", written)
     assert plain.mean() > 0.6
     lost = plain - agreement(how, written)

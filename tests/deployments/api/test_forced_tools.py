@@ -75,7 +75,7 @@ def check_calls(message: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("template", [HERMES, TEMPLATE], ids=["hermes", "unknown"])
 async def test_required_calls_come_in_any_case(model: Model, template: str) -> None:
-    """Of models that know no tools at all, too."""
+    """Calls come of models that know no tools, too."""
     async with served(model, template) as serving, client_of(serving) as client:
         for choice in await choices(client, tool_choice="required", n=8):
             if choice["finish_reason"] == "length":  # a model of noise may go on and on

@@ -19,7 +19,7 @@ NUM_TOKENS = 16
 
 @pytest.fixture
 async def clients(models: Models) -> AsyncIterator[dict[int, httpx.AsyncClient]]:
-    """By the draft length of the server behind each."""
+    """A client for each draft length of a server."""
     async with AsyncExitStack() as stack:
         clients = {}
         for gamma in (0, 8):

@@ -55,7 +55,7 @@ def test_laws_ride_both_ways_in_few_bytes() -> None:
 
 
 def test_log_probabilities_arrive_to_the_last_digit() -> None:
-    """Those of float32 as Python has them, and that of a token without a chance."""
+    """The digits are those of float32 as Python has them; a token without a chance has -inf."""
     logprobs = (
         TokenLogprobs(logprob=-0.3010299801826477, top=((7, -1.1754943508222875e-38), (3, -0.1))),
         TokenLogprobs(logprob=-float("inf")),

@@ -12,7 +12,7 @@ SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def num_huge_bytes() -> int:
-    """Of this process."""
+    """The bytes of this process that lie in huge pages."""
     rollup = Path("/proc/self/smaps_rollup").read_text()
     return 1024 * next(
         int(line.split()[1]) for line in rollup.splitlines() if line.startswith("AnonHugePages")

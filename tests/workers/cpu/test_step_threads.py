@@ -9,7 +9,7 @@ from workers.cpu import step_threads
 
 
 def test_helpers_end_and_come_back() -> None:
-    """On a thread of its own, whose helpers are no other test's."""
+    """The test runs on a thread of its own, whose helpers are no other test's."""
     process = psutil.Process()
     num_threads: list[int] = []
     products: list[torch.Tensor] = []

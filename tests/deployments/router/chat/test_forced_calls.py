@@ -116,7 +116,7 @@ class Writer:
 @pytest.mark.parametrize("special", [(), SPECIAL], ids=["texts", "tokens"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_what_may_be_written_is_read_as_calls(template: str, special: Sequence[str]) -> None:
-    """Of any of the functions, one or more, each with arguments that are valid."""
+    """The calls are of any of the functions, one or more, each with arguments that are valid."""
     writer = Writer(TEMPLATES[template], conversation(), special=special)
     nums, names = set(), set()
     for seed in range(16):

@@ -256,7 +256,7 @@ def test_a_message_is_the_same_for_every_cut_of_its_text(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_nothing_that_was_said_is_taken_back(case: Case) -> None:
-    """Of each beginning, the message is a beginning of the whole one's: no delta is negative."""
+    """The message of each beginning is a beginning of the whole one's: no delta is negative."""
     for end in range(len(case.text)):
         text = MessageText(format=case.format)
         so_far = text.push(case.text[:end])
@@ -270,7 +270,7 @@ def test_nothing_that_was_said_is_taken_back(case: Case) -> None:
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda f: f.name)
 def test_random_texts_are_read_the_same_for_every_cut(tool_format: object) -> None:
-    """Of the pieces that matter, in any order: what is no call stays text, whatever it is."""
+    """The texts have the pieces that matter in any order: what is no call stays text."""
     rng = random.Random(7)
     tags = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"]
     words = ['"name"', '"arguments"', '"parameters"', '"f"', "f", "1", "é", "<|python_tag|>"]

@@ -31,7 +31,7 @@ def share_overlapped(
     num_rounds: int = 600,
     overlap: MeasuredOverlap | None = None,
 ) -> float:
-    """Of the later rounds on a machine where a verification takes 30 ms and drafting 5."""
+    """The share of later rounds that overlap where a verification takes 30 ms and drafting 5."""
     overlap, rng = overlap or MeasuredOverlap(), random.Random(0)
     was_overlapped, num_overlapped = False, 0
     for index in range(num_rounds):

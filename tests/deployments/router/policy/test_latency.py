@@ -35,7 +35,7 @@ class TestStepTable:
         assert float(table.seconds(64, 4)) == pytest.approx(2.0)
 
     def test_fewer_tokens_than_a_row_begins_with_cost_no_more_than_they_do(self) -> None:
-        """Of 8 sequences, between rows of 4 and of 16 sequences."""
+        """The row of 8 sequences lies between those of 4 and of 16."""
         points = [(n, t, 0.010 + 0.008 * t) for n in (4, 16) for t in (4, 16, 64) if t >= n]
         assert float(StepTable(times(*points)).seconds(8, 8)) == pytest.approx(0.074)
 
