@@ -51,7 +51,7 @@ class GroupBundles:
     """A group's placement group."""
 
     bundles: tuple[dict[str, float], ...]
-    """One per rank; Serve runs the replica itself, rank 0, in the first."""
+    """The resources of each rank; Serve runs the replica itself, rank 0, in the first bundle."""
     strategy: Strategy
 
     def serve_options(self) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class LayerSpec:
     is_plain: bool
     """Whether the weights are a masked softmax: no soft cap, no sinks."""
     chunk_len: int | None = field(default=None, compare=False)
-    """In how many tokens the layer cuts a text, to attend within each piece; kernels are given the
-    pieces as sequences. None for a layer that does not."""
+    """The length of the pieces into which the layer cuts a text, to attend within each; kernels are
+    given the pieces as sequences. None for a layer that does not."""
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize

@@ -15,7 +15,7 @@ class TensorEntry:
     """One tensor of the file."""
 
     dtype: str
-    """In the format's own words, such as "BF16" or "F8_E4M3"."""
+    """The tensor's dtype in the format's own words, such as "BF16" or "F8_E4M3"."""
     shape: tuple[int, ...]
 
 

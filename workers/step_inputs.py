@@ -36,7 +36,7 @@ class LayerCache:
     kernel: PagedKernel | None = None
     """The fused kernel, where this device, dtype and shape have one that was seen to work."""
     chunk_len: int | None = None
-    """In how many tokens the layer cuts a text, to attend within each piece."""
+    """The length of the pieces into which the layer cuts a text, to attend within each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

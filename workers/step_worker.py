@@ -248,7 +248,7 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return self.waits_for_grammars and not self._grammars.is_ready(item.sequence, grammar)
 
     def _wait_for_grammar(self) -> bool:
-        """Wait until an item that is held can go on; whether there was any."""
+        """Wait until an item that is held can go on; returns whether there was any."""
         for item in self._backlog.in_turn():
             if item.request.sampling.grammar is not None and self._is_held(item):
                 self._grammars.wait(item.sequence, item.request.sampling.grammar)

@@ -107,7 +107,7 @@ class DraftTokens:
 
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
-    """One per token, in (0, 1], or none where the drafter cannot say."""
+    """The drafter's confidence in each token, in (0, 1], or none where it cannot say."""
     source: str = ""
     """The name of the drafter that they are from, such as "model"."""
     law: tuple[bytes, ...] = ()

@@ -124,7 +124,7 @@ def size_model(
 def size_draft(
     model: AnyModel, *, dtype: str, on_gpu: bool, quantization: Quantization = "none"
 ) -> ModelSize:
-    """As `load_draft_model` loads it at most: a small bf16 model runs in fp32 on some CPUs."""
+    """The size of a draft model as it is loaded at most: a small bf16 one is fp32 on some CPUs."""
     size = size_model(model, dtype=dtype, on_gpu=on_gpu, quantization=quantization)
     is_small = size.weight_bytes < SMALL_MODEL_BYTES
     if dtype == "auto" and is_small and size.dtype == "bfloat16" and not on_gpu:

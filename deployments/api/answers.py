@@ -46,7 +46,7 @@ class Writer(Protocol):
 
 
 MakeWriter = Callable[[Generation, str], Writer]
-"""From the generation and the model's name."""
+"""A function that makes a writer from the generation and the model's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ MAX_DRAINED = 16
 """How many times the greatest length is read and dropped of a body that is too long."""
 DRAIN_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
-"""From the first byte of a body to its last; a client that takes longer holds a place of others."""
+"""Seconds from the first byte of a body to its last; a client that takes longer holds a place of
+others."""
 MAX_UNFINISHED = 64
 """Bodies of the greatest length whose parts may wait for their rest, all requests together."""
 MAX_DIGITS = 18

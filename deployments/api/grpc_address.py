@@ -20,7 +20,8 @@ class HostedGrpcOptions(gRPCOptions):
     host: str
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
-    """With the certificate: where both lie on each node. Without them, gRPC is plain text."""
+    """The key's file, which goes with the certificate's: where both lie on each node. Without them,
+    gRPC is plain text."""
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)

@@ -106,7 +106,7 @@ def chat_logprobs(records: Sequence[TokenRecord], name: Name, *, num_top: int) -
 
 
 def prompt_logprobs(prompt: Sequence[TokenRecord], name: Name, *, num_top: int) -> PromptLogprobs:
-    """For each token of a prompt: itself and the likeliest in its place, by token id."""
+    """The likeliest tokens at each place of a prompt, and its own, by token id."""
     return [_by_id(record, name, num_top) for record in prompt]
 
 

@@ -127,7 +127,8 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         )
 
     async def _measure_steps(self) -> None:
-        """Before the first call: a forward that has taken over meanwhile is timed in its turn."""
+        """Time steps before the first call; a forward that has taken over meanwhile is timed in its
+        turn."""
         self._loop.measure_steps()
 
     def _end(self, reason: str) -> None:

@@ -24,10 +24,10 @@ class Outcome(StrEnum):
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
-    """Its client left."""
+    """The request's client left."""
     FAILED = "failed"
     REFUSED = "refused"
-    """It never began."""
+    """The request never began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class Origin(StrEnum):
 
     PROMPT = "prompt"
     ACCEPTED = "accepted"
-    """It was drafted, and the target chose the same."""
+    """The token was drafted, and the target chose the same."""
     OWN = "own"
     """The target chose it where no draft was left, or where the draft was another."""
 
@@ -117,7 +117,8 @@ class Placement:
     """Where a worker keeps soft state of the sequence, as far as the router knows."""
 
     replica_id: str | None = None
-    """None until a replica has answered, and again when that one is lost."""
+    """The replica that has the state; None until one has answered, and again when that one is
+    lost."""
     cached_len: int = 0
     """Committed tokens that replica is believed to have cached."""
 

@@ -48,7 +48,7 @@ class ServedModel:
     created: int
     """When the app started, in Unix time, seconds."""
     chat_template: ChatTemplate | None = None
-    """None where the model has none, and so takes no conversations."""
+    """The model's chat template; None where it has none, and so takes no conversations."""
     chat_stop: tuple[str, ...] = ()
     """Strings before which the answer to a conversation ends by itself."""
 

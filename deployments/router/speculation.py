@@ -132,7 +132,8 @@ class Speculation:
         )
 
     def prefetch(self, speculated: Speculated) -> bool:
-        """Let drafters go on while these drafts are verified, if that pays; whether they do."""
+        """Let drafters go on while these drafts are verified, if that pays; returns whether they
+        do."""
         if not speculated.prefetchable:
             return False
         num_prefetching = 0

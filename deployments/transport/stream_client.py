@@ -36,7 +36,8 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         self._call_ids = itertools.count(1)  # 0 is the default, which is not sent
         self._waiting: dict[int, asyncio.Future[Reply[ResultT]]] = {}
         self._heard_at = 0.0
-        """On the event loop's clock: the last answer, or the first call since none waited."""
+        """The time of the last answer, or of the first call since none waited, on the event loop's
+        clock."""
 
     @classmethod
     async def open(

@@ -21,7 +21,7 @@ NUM_LEAVING = 2
 GAMMAS = (1, 5, "dynamic")
 BATCH_TIMEOUT_S = 120.0
 MAX_FINDINGS = 20
-"""After so many a run ends: more of them say little more."""
+"""The number of findings after which a run ends: more of them say little more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

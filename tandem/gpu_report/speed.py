@@ -116,7 +116,7 @@ def _generate_all(
 
 
 def _assisted(subjects: Subjects, num_drafts: int) -> dict[str, Any]:
-    """So many drafts in each round, whatever the draft thinks of them."""
+    """Options of `generate` for so many drafts in each round, whatever the draft thinks of them."""
     draft: Any = AutoModelForCausalLM.from_pretrained(
         bundled.resolve(bundled.DRAFT_NAME), dtype=torch.bfloat16, device_map={"": subjects.device}
     )

@@ -61,7 +61,7 @@ class StepSpec:
 
     @classmethod
     def read(cls, text: str) -> "StepSpec":
-        """From the JSON that `asdict` gives."""
+        """Make a spec from the JSON that `asdict` gives."""
         fields = json.loads(text)
         return cls(**{**fields, "source": ModelSource(**fields["source"])})
 

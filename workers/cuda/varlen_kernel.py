@@ -18,7 +18,8 @@ from workers.paged_kernel import LayerSpec, ScoreRule, VarlenBatch, probe_error
 logger = logging.getLogger(__name__)
 
 PROBE_TOLERANCE = 2e-2
-"""In bf16, outputs of order one: a wrong mask is off by far more."""
+"""The error that a probe may have in bf16, with outputs of order one: a wrong mask is off by far
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

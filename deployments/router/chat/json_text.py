@@ -21,7 +21,7 @@ class Span:
 
     start: int
     end: int | None
-    """None while the value may go on."""
+    """Where the value ends; None while it may go on."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,8 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """As the model wrote them: a JSON object, unless the text ended before its end."""
+    """The arguments as the model wrote them: a JSON object, unless the text ended before its
+    end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class MeasuredOverlap:
     _latency: Latency = field(default_factory=Latency)
     """What draft and verification take without overlap, in seconds."""
     _ratios: dict[bool, float] = field(default_factory=lambda: {False: 1.0, True: 1.0})
-    """With and without overlap, what rounds took in terms of what they would take without."""
+    """What rounds took in terms of what they would take without overlap: with it and without."""
     _num_rounds: int = 0
     """Rounds with drafts."""
 

@@ -116,7 +116,8 @@ class PrefetchingDrafter:
         return True
 
     async def propose(self, requests: SequenceOf[DraftRequest]) -> Proposed:
-        """As its drafter; what was prefetched for these sequences and proved right comes first."""
+        """Drafts as its drafter makes them; what was prefetched for these sequences and proved
+        right comes first."""
         is_after_prefetch = any(request.sequence in self for request in requests)
         drafts = await self._take(requests)
         missing = [request for request in requests if request.sequence.seq_id not in drafts]

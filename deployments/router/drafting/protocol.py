@@ -30,7 +30,7 @@ class LocalDrafter(Protocol):
 
     @property
     def source(self) -> str:
-        """Its name, as in the option `drafter`: acceptance is learnt under it."""
+        """The drafter's name, as in the option `drafter`: acceptance is learnt under it."""
         ...
 
     def draft(self, sequence: Sequence, max_tokens: int) -> DraftTokens:
@@ -83,7 +83,8 @@ class Proposed:
     compute_s: float = 0.0
     """Seconds that workers spent in steps: of several workers the one that took longest."""
     is_typical: bool = False
-    """Whether they did nothing but draft meanwhile, so that the time tells what drafting costs."""
+    """Whether the workers did nothing but draft meanwhile, so that the time tells what drafting
+    costs."""
     is_after_prefetch: bool = False
     """Whether some of the sequences had been prefetched, rightly or wrongly."""
 
@@ -105,7 +106,8 @@ class RemoteDrafter(Protocol):
 
     @property
     def source(self) -> str:
-        """Its name, as in the option `drafter`: acceptance and cost are learnt under it."""
+        """The drafter's name, as in the option `drafter`: acceptance and cost are learnt under
+        it."""
         ...
 
     def offer(self, sequence: Sequence, max_tokens: int) -> Offer | None:

@@ -182,7 +182,7 @@ class PooledDrafter:
     def _note(
         self, sequence: Sequence, request: ProposeRequest, result: ProposeResult, replica_id: str
     ) -> bool:
-        """Remember what the drafter has now; whether it answered the question."""
+        """Remember what the drafter has now; returns whether it answered the question."""
         known = self._know(sequence)
         known.placement.replica_id = replica_id
         if result.error:

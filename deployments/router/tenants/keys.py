@@ -26,7 +26,7 @@ class Tenant:
 
     name: str
     weight: float = 1.0
-    """Its share of a router that is busy, next to the weights of others."""
+    """The tenant's share of a router that is busy, next to the weights of others."""
     limits: KeyLimits = NO_LIMITS
 
 
