@@ -78,7 +78,7 @@ class MeasuredOverlap:
             num_sequences, num_tokens = observed.num_sequences, observed.num_tokens
             alone_s = float(
                 self._latency.draft_s(num_sequences, observed.longest_draft)
-                + self._latency.verify_s(num_sequences, num_tokens)
+                + self._latency.verify_s(num_sequences, num_tokens, is_after_drafting=True)
             )
             error = min(observed.round_s / alone_s, 2.0) - self._ratios[observed.is_overlapped]
             self._ratios[observed.is_overlapped] += RATE * error

@@ -256,7 +256,7 @@ class Latency:
         return step_s * np.asarray(num_steps, dtype=float)
 
     def verify_s(
-        self, num_sequences: int, num_tokens: ArrayLike, *, is_after_drafting: ArrayLike = True
+        self, num_sequences: int, num_tokens: ArrayLike, *, is_after_drafting: ArrayLike
     ) -> Floats:
         """Seconds of a verification of so many tokens, drafts and others' included.
 

@@ -65,6 +65,8 @@ class Plan:
     """Drafts that survive with less probability are not expected to be worth their time."""
     draft_s: float = 0.0
     """Seconds of drafting, whoever does it."""
+    is_after_drafting: bool = False
+    """Whether a drafter is asked before the verification; see `Latency.verify_s`."""
     time_s: float
     """Seconds of drafting and verifying."""
     num_expected: float
@@ -149,6 +151,7 @@ def _plan(
         gammas=np.count_nonzero(shares[best, :, : last + 1], axis=1).tolist(),
         least_survival=float(thresholds[best]),
         draft_s=float(made_s[best, last]),
+        is_after_drafting=bool(draft_s[best, last] > 0.0),
         time_s=float(all_s[best, last]) if gains[best, last] > -math.inf else math.inf,
         num_expected=float(expected[best, last]),
         plain_s=plain_s,
@@ -212,12 +215,17 @@ def worth_verifying(survival: Sequence[Sequence[float]], plan: Plan, latency: La
     order = np.argsort(-chances, kind="stable")  # earlier drafts of a sequence come first
     num_sequences, prompts = len(plan.gammas), plan.prompts
     num_own = num_sequences + np.arange(len(chances) + 1.0)
-    num_beside = float(prompts.in_step(num_sequences))
-    verify_s = latency.verify_s(num_sequences, num_own + num_beside)
-    gains = np.append(0.0, chances[order].cumsum()) - plan.tokens_per_s * verify_s
+
+    def verify_s(num_others: Floats | float) -> Floats:
+        return latency.verify_s(
+            num_sequences, num_own + num_others, is_after_drafting=plan.is_after_drafting
+        )
+
+    cost_s = verify_s(float(prompts.in_step(num_sequences)))
+    gains = np.append(0.0, chances[order].cumsum()) - plan.tokens_per_s * cost_s
     if prompts.num_tokens:
         beside = prompts.in_step(num_own)
-        times_s = plan.draft_s + latency.verify_s(num_sequences, num_own + beside)
+        times_s = plan.draft_s + verify_s(beside)
         is_late = times_s > _longest_s(prompts, beside, plan.plain_s, num_sequences)
         gains[1:][is_late[1:]] = -math.inf
     num_worth = int(gains.argmax())

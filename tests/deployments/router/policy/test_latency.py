@@ -109,13 +109,15 @@ class TestLatency:
                 )
             )  # fmt: skip
         assert float(latency.draft_s(1, 8)) == pytest.approx(0.002 + 0.0064, rel=0.01)
-        assert float(latency.verify_s(1, 40)) == pytest.approx(0.003 + 1.5 * 0.049, rel=0.01)
+        assert float(latency.verify_s(1, 40, is_after_drafting=True)) == pytest.approx(
+            0.003 + 1.5 * 0.049, rel=0.01
+        )
 
     def test_what_is_not_clean_is_not_learnt(self) -> None:
         latency = Latency(target_steps=times((1, 1, 0.010)))
-        before = float(latency.verify_s(1, 1))
+        before = float(latency.verify_s(1, 1, is_after_drafting=True))
         latency.observe(observed(longest=1, num_tokens=2, draft=(0.0, 0.001), verify=None))
-        assert float(latency.verify_s(1, 1)) == before
+        assert float(latency.verify_s(1, 1, is_after_drafting=True)) == before
 
     @pytest.mark.parametrize("factor", [0.5, 2.0])
     def test_what_is_not_seen_becomes_slower_and_faster_with_what_is(self, factor: float) -> None:
@@ -128,5 +130,5 @@ class TestLatency:
             latency.observe(
                 observed(longest=0, num_tokens=1, draft=(0.0, 0.0), verify=(0.001, 0.01 * factor))
             )
-        drafted = float(latency.verify_s(1, 1))
+        drafted = float(latency.verify_s(1, 1, is_after_drafting=True))
         assert drafted == pytest.approx(0.001 + 0.01 * factor, rel=0.15)

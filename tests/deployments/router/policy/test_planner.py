@@ -49,7 +49,7 @@ def expected(survival: Survival, gammas: tuple[int, ...]) -> float:
 def time_s(gammas: tuple[int, ...], latency: Latency, num_beside: float = 0) -> float:
     draft_s = float(latency.draft_s(len(gammas), max(gammas))) if any(gammas) else 0.0
     num_tokens = num_beside + len(gammas) + sum(gammas)
-    return draft_s + float(latency.verify_s(len(gammas), num_tokens))
+    return draft_s + float(latency.verify_s(len(gammas), num_tokens, is_after_drafting=True))
 
 
 def plan_of(
@@ -99,7 +99,9 @@ def test_free_drafts_cost_their_verification_only(seed: int) -> None:
 
     def rate(gammas: tuple[int, ...]) -> float:
         num_tokens = NUM_SEQUENCES + sum(gammas)
-        return expected(survival, gammas) / float(latency.verify_s(NUM_SEQUENCES, num_tokens))
+        return expected(survival, gammas) / float(
+            latency.verify_s(NUM_SEQUENCES, num_tokens, is_after_drafting=True)
+        )
 
     plan = plan_of(survival, latency, maker=Maker.NOBODY)
     assert plan.tokens_per_s == pytest.approx(max(map(rate, ALL_GAMMAS)))
@@ -113,7 +115,9 @@ def test_drafts_of_the_target_cost_its_own_time(seed: int) -> None:
 
     def rate(gammas: tuple[int, ...]) -> float:
         ahead_s = 0.002 * max(gammas)
-        verify_s = float(latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(gammas)))
+        verify_s = float(
+            latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(gammas), is_after_drafting=True)
+        )
         return expected(survival, gammas) / (ahead_s + verify_s)
 
     plan = plan_of(survival, latency, maker=Maker.TARGET)
@@ -156,7 +160,11 @@ def test_prompts_are_not_held_up(seed: int, num_waiting: int) -> None:
     kept = worth_verifying(survival, plan, latency)
     if any(kept):
         num_run = min(num_waiting, 24 - NUM_SEQUENCES - sum(kept))
-        verify_s = float(latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(kept) + num_run))
+        verify_s = float(
+            latency.verify_s(
+                NUM_SEQUENCES, NUM_SEQUENCES + sum(kept) + num_run, is_after_drafting=True
+            )
+        )
         assert num_run / (plan.draft_s + verify_s) >= least * (1.0 - 1e-9)
 
 
@@ -194,11 +202,36 @@ def test_no_other_drafts_are_worth_more_of_the_targets_time(seed: int) -> None:
     plan = plan_of(survival, latency)
 
     def worth(gammas: tuple[int, ...]) -> float:
-        verify_s = float(latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(gammas)))
+        verify_s = float(
+            latency.verify_s(NUM_SEQUENCES, NUM_SEQUENCES + sum(gammas), is_after_drafting=True)
+        )
         return expected(survival, gammas) - plan.tokens_per_s * verify_s
 
     kept = worth_verifying(survival, plan, latency)
     assert worth(tuple(kept)) == pytest.approx(max(map(worth, ALL_GAMMAS)))
+
+
+@pytest.mark.parametrize("maker", [Maker.NOBODY, Maker.TARGET])
+def test_drafts_without_a_drafter_are_verified_at_the_speed_of_plain_rounds(maker: Maker) -> None:
+    """Steps take twice as long as the table says, and no round has shown how a drafter changes it:
+    the second draft, of 0.35, is worth its 10 ms of the table but not 20 ms."""
+    table = [StepTime(num_sequences=1, num_tokens=t, seconds=0.01 + 0.01 * t) for t in (1, 8)]
+    latency = Latency(target_steps=table)
+    for _ in range(50):
+        latency.observe(plain_round(num_tokens=1, step_s=0.040))
+    survival = [[0.9, 0.35, 0.01]]
+    plan = plan_of(survival, latency, maker=maker)
+    assert plan.gammas == [1]
+    assert worth_verifying(survival, plan, latency) == [1]
+
+
+def plain_round(*, num_tokens: int, step_s: float) -> ObservedRound:
+    """A clean round of one sequence that no drafter was asked for."""
+    return ObservedRound(
+        reason=Reason.BEST, outcomes=(), num_sequences=1, num_drafted=0, longest_draft=0,
+        num_tokens=num_tokens, num_committed=1, draft_s=None, draft_compute_s=0.0,
+        verify_s=step_s, verify_compute_s=step_s, round_s=step_s,
+    )  # fmt: skip
 
 
 def test_nothing_to_draft_is_no_plan_to_draft() -> None:
