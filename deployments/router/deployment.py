@@ -71,7 +71,9 @@ class Router(GrpcIngress):
         grammars = make_compiler(tokenizer, target_info)
         grammars.start_loading()
         self._loop = RoundLoop(
-            targets=WorkerStreams(ServeDirectory(target_group), VERIFY),
+            targets=WorkerStreams(
+                ServeDirectory(target_group), VERIFY, on_new_steps=self._ask_for_steps
+            ),
             drafters=make_drafters(args.drafters, pool, grammars),
             policies=Policies(
                 gamma=self._controllers[args.gamma],
@@ -85,7 +87,6 @@ class Router(GrpcIngress):
                 recovery_timeout_s=args.recovery_timeout_s,
             ),
             clock=time.monotonic,
-            on_new_steps=self._ask_for_steps,
         )
         self._service = await self._make_service(
             tokenizer,
@@ -110,7 +111,7 @@ class Router(GrpcIngress):
             return None, None
         info = await draft_pool.info.remote()
         drafter = PooledDrafter(
-            WorkerStreams(ServeDirectory(draft_pool), PROPOSE),
+            WorkerStreams(ServeDirectory(draft_pool), PROPOSE, on_new_steps=self._ask_for_steps),
             timeout_s=self._args.draft_timeout_s,
             max_model_len=info.max_model_len,
         )
@@ -128,7 +129,7 @@ class Router(GrpcIngress):
         return keys
 
     def _ask_for_steps(self) -> None:
-        """A target has measured its steps anew, as it does when a compiled forward takes over."""
+        """A worker has measured its steps anew, as it does when a compiled forward takes over."""
         self._asking_for_steps = asyncio.create_task(self._take_new_steps())
 
     async def _take_new_steps(self) -> None:

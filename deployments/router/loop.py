@@ -55,14 +55,10 @@ class RoundLoop:
         observer: RoundObserver,
         options: LoopOptions,
         clock: Callable[[], float],
-        on_new_steps: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_new_steps` is called when a target says that it has measured its steps anew."""
         self._targets = targets
         self._options = options
         self._clock = clock
-        self._on_new_steps = on_new_steps
-        self._steps_version = 0
         self._speculation = Speculation(drafters, policies, clock=clock)
         self._digest = Digest(self._speculation.observe, observer)
         self._live: dict[str, Live] = {}
@@ -260,9 +256,6 @@ class RoundLoop:
         speculated: Speculated,
     ) -> tuple[tuple[Outcome, ...], int]:
         """What became of the drafts, and how many tokens were committed."""
-        if reply.steps_version > self._steps_version:
-            self._steps_version = reply.steps_version
-            self._on_new_steps()
         outcomes, num_committed = [], 0
         for live, request, result in zip(members, batch, reply.results, strict=True):
             sequence = live.sequence

@@ -38,6 +38,8 @@ class WorkerStream(FrameProtocol, Generic[RequestT, ResultT]):
         self._heard_at = 0.0
         """The time of the last answer, or of the first call since none waited, on the event loop's
         clock."""
+        self.steps_version = 0
+        """The table of step times that the replica has, as its caller knows; see Reply."""
 
     @classmethod
     async def open(

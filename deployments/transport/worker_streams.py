@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from deployments.transport.directory import Directory
@@ -33,10 +33,20 @@ SILENT_S = 5.0
 class WorkerStreams(Generic[RequestT, ResultT]):
     """A WorkerClient. Replicas come and go; it finds out about both by itself."""
 
-    def __init__(self, directory: Directory, codec: Codec[RequestT, ResultT]) -> None:
-        """Begin to look for replicas; has to be made on an event loop."""
+    def __init__(
+        self,
+        directory: Directory,
+        codec: Codec[RequestT, ResultT],
+        *,
+        on_new_steps: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin to look for replicas; has to be made on an event loop.
+
+        `on_new_steps` is called when a replica has measured its steps anew, as its answers say.
+        """
         self._directory = directory
         self._codec = codec
+        self._on_new_steps = on_new_steps
         self._streams: dict[str, WorkerStream[RequestT, ResultT]] = {}
         self._reported: dict[str, float] = {}
         """Tokens cached, by replica, of those that serve; a stream may outlast its entry here."""
@@ -56,7 +66,11 @@ class WorkerStreams(Generic[RequestT, ResultT]):
             # a new sequence waits; of one that has lost its replica the caller should learn now
             await self._wait_for_any(min(timeout_s, FIND_TIMEOUT_S) if replica_id is None else 0.0)
             stream = self._choose(sum(len(request.new_tokens) for request in batch))
-        return await stream.call(batch, timeout_s=timeout_s)
+        reply = await stream.call(batch, timeout_s=timeout_s)
+        if reply.steps_version != stream.steps_version:
+            stream.steps_version = reply.steps_version
+            self._on_new_steps()
+        return reply
 
     def release(self, replica_id: str, seq_ids: Sequence[str]) -> None:
         if (stream := self._stream_to(replica_id)) is not None:

@@ -111,7 +111,6 @@ async def running_loop(
     cache: CacheOptions = CACHE,
     max_gamma: int = 8,
     max_model_len: int = 256,
-    on_new_steps: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
     """`drafters` come in place of those that `drafter` names."""
     if drafters is None:
@@ -140,7 +139,6 @@ async def running_loop(
         observer=observer,
         options=options,
         clock=time.monotonic,
-        on_new_steps=on_new_steps,
     )
     try:
         yield loop, targets, observer

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -30,8 +30,6 @@ from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
 from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError, TargetUnavailableError
 from workers.paged_model import CacheOptions
-from workers.target import Target
-from workers.types import Reply
 
 
 class TestExactness:
@@ -403,25 +401,3 @@ class TestFailure:
             assert "ZeroDivisionError" in caplog.text
             (stream,) = await run_all(loop, [make_params(2)], concurrency=1)
             assert len(stream.token_ids) == NUM_TOKENS
-
-
-async def test_new_step_times_are_asked_for_once(models: Models) -> None:
-    """A target says with its answers that it has measured its steps anew."""
-
-    class Measuring(LocalWorkers):
-        async def call(
-            self, replica_id: str | None, batch: Sequence[Any], *, timeout_s: float
-        ) -> Reply[Any]:
-            reply = await super().call(replica_id, batch, timeout_s=timeout_s)
-            return replace(reply, steps_version=len(self.calls) // 10)
-
-    targets = Measuring(lambda: Target(models.target, CACHE, max_batched_tokens=32))
-    num_asked = 0
-
-    def ask() -> None:
-        nonlocal num_asked
-        num_asked += 1
-
-    async with running_loop(models, gamma=0, targets=targets, on_new_steps=ask) as (loop, _, _):
-        await run_all(loop, [make_params(1)], concurrency=1)
-    assert num_asked == len(targets.calls) // 10 == 4

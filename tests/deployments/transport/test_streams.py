@@ -59,6 +59,7 @@ class Replica:
     def __init__(self, name: str = "replica") -> None:
         self.name = name
         self.num_cached_tokens = 0
+        self.steps_version = 0
         self.num_calls = 0
         self.released: list[str] = []
         self.may_answer = asyncio.Event()
@@ -91,7 +92,9 @@ class Replica:
         await self.may_answer.wait()
         if self.error is not None:
             raise self.error
-        return dataclasses.replace(make_reply(batch), replica_id=self.name)
+        return dataclasses.replace(
+            make_reply(batch), replica_id=self.name, steps_version=self.steps_version
+        )
 
 
 class Cluster:
@@ -100,6 +103,10 @@ class Cluster:
     def __init__(self, *replicas: Replica) -> None:
         self.listed = list(replicas)
         self.num_asked = 0
+        self.num_new_steps = 0
+
+    def note_new_steps(self) -> None:
+        self.num_new_steps += 1
 
     async def replicas(self) -> list[ReplicaReport]:
         self.num_asked += 1

@@ -35,7 +35,7 @@ async def running(*names: str) -> AsyncIterator[tuple[Cluster, Client]]:
     for replica in replicas:
         await replica.listen()
     cluster = Cluster(*replicas)
-    client: Client = WorkerStreams(cluster, VERIFY)
+    client: Client = WorkerStreams(cluster, VERIFY, on_new_steps=cluster.note_new_steps)
     await until(lambda: set(client._streams) == set(names))
     yield cluster, client
     client.close()
@@ -57,6 +57,30 @@ async def test_a_new_sequence_goes_to_the_replica_that_caches_least() -> None:
         await until(lambda: cluster.num_asked > num_asked + 1)
         assert [await ask(client, num_tokens=150) for _ in range(3)] == ["b", "b", "b"]
         assert await ask(client, num_tokens=150) == "a"  # for what was sent to the other since
+
+
+async def test_new_step_times_are_told_of_once_for_each_replica() -> None:
+    async with running("a", "b") as (cluster, client):
+        for replica, version, num_told in [(0, 0, 0), (0, 1, 1), (1, 1, 2), (0, 1, 2), (0, 2, 3)]:
+            cluster.listed[replica].steps_version = version
+            await ask(client, "ab"[replica])
+            assert cluster.num_new_steps == num_told
+
+
+async def test_a_replica_in_place_of_another_has_new_step_times_too() -> None:
+    """Its count of them begins anew."""
+    async with running("a") as (cluster, client):
+        cluster.listed[0].steps_version = 1
+        await ask(client)
+        cluster.listed[0].server.close()
+        await until(lambda: not client._open_streams())
+        other = Replica("b")
+        await other.listen()
+        other.steps_version = 1
+        cluster.listed = [other]
+        await ask(client)
+        assert cluster.num_new_steps == 2
+        other.server.close()
 
 
 async def test_a_replica_that_hangs_gets_no_new_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
