@@ -5,6 +5,7 @@ that are sent, so that some are refused. A third key has no requests left: it is
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from tandem.load.streams import FloodReport, Streams, run_flood
 
 NUM_PROMPTS = 20
 QUIET, FLOOD, SPENT = "quiet", "flood", "spent"
+LEAST_PRIORITY = 19
+"""The niceness of the flood's process, below that of Ray's workers: the processors are the app's,
+as if its clients were elsewhere."""
 SPENT_RATE = 1e-4
 """Requests per second: one, and none for hours."""
 
@@ -110,7 +114,10 @@ def _beside_flood(
         slow_share=options.slow,
     )
     loud = app.endpoints[FLOOD]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(LEAST_PRIORITY,)
+    )
+    with pool:
         future = pool.submit(run_flood, loud, load, expected, streams)
 
         async def ask_until_it_ends() -> FloodReport:
