@@ -120,8 +120,8 @@ class AppArgs(BaseModel):
     """A file of the API keys that are let in, with their limits, which is read again when it
     changes. Keys in TANDEM_API_KEYS are let in too; without either, anybody is."""
     request_log: Literal["on", "off"] = "on"
-    """Whether routers write a line of JSON for each request to their standard error: counts, times
-    and the key's name, never a text."""
+    """Whether routers write a line of JSON for each completion and chat to their standard error:
+    counts, times and the key's name, never a text."""
     max_request_bytes: int = Field(default=4 * 1024**2, ge=1024)
     """The longest request that is read, in bytes; a longer one is refused with status 413."""
     cors_allow_origins: str | None = None
@@ -264,8 +264,8 @@ class AppArgs(BaseModel):
 
     def _check_models(self) -> None:
         if self.draft_model is None:
-            for name in ("draft_revision", "draft_quantization"):
-                if (value := getattr(self, name)) not in (None, "none"):
+            for name in ("draft_revision", "draft_quantization", "heterogeneous_vocab"):
+                if (value := getattr(self, name)) not in (None, "none", "auto"):
                     raise ValueError(
                         f"{name}={value} is given, but drafter={self.drafter} has no draft model; "
                         "drop one of them"

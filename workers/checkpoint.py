@@ -139,8 +139,8 @@ def _find_file(name: AnyModel, file: str) -> Path | None:
 def _check_no_revision(source: ModelSource) -> None:
     if source.revision is not None:
         raise ConfigError(
-            f"revision is {source.revision!r}, but {source.name!r} is a folder, which has no "
-            "revisions; leave it out, or give the model's Hugging Face id"
+            f"model {source!r} is a folder, which has no revisions; leave out revision, or "
+            "draft_revision of a draft model, or give the model's Hugging Face id"
         )
 
 

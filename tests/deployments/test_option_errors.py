@@ -75,6 +75,11 @@ from workers.errors import ConfigError
             "them",
         ),
         (
+            {"heterogeneous_vocab": "intersection", "drafter": "suffix"},
+            "heterogeneous_vocab=intersection is given, but drafter=suffix has no draft model; "
+            "drop one of them",
+        ),
+        (
             {"revision": "v2"},
             "revision=v2 is given, but tandem-demo is bundled, and has one state only; drop "
             "revision, or give another model",

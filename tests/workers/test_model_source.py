@@ -91,7 +91,7 @@ def test_a_revision_that_is_not_here_is_named(check: Any) -> None:
 @pytest.mark.parametrize("check", [check_files, load_config, load_model])
 def test_a_folder_has_no_revisions(check: Any, tmp_path: Path) -> None:
     source = ModelSource(name=save_model(tmp_path), revision="main")
-    with pytest.raises(ConfigError, match=r"revision is 'main', but .* is a folder.*leave it out"):
+    with pytest.raises(ConfigError, match=r"\(revision 'main'\) is a folder.*draft_revision of a"):
         check(source)
 
 
