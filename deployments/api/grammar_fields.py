@@ -101,7 +101,8 @@ class FormatFields(GrammarFields):
         Field(
             description='{"type": "json_object"} for any JSON object, {"type": "json_schema", '
             '"json_schema": {"name": ..., "schema": ...}} for what is valid by a JSON schema, '
-            '{"type": "text"} for any text.'
+            '{"type": "text"} for any text. The schema may stand beside either type of JSON too, '
+            'as in {"type": "json_object", "schema": ...}.'
         ),
         Takes("an object, as OpenAI has it"),
     ] = None
@@ -202,12 +203,27 @@ def _of_response_format(value: Mapping[str, Any]) -> Iterator[_Asked]:
             "response_format.type",
             f"response_format.type is {brief(kind)}: it must be one of {', '.join(FORMATS)}",
         )
-    if kind == "json_object":
+    schemas = _schemas_in(value)
+    if kind == "text" and schemas:
+        field = next(iter(schemas))
+        raise field_error(
+            field, f"{field} is given, but response_format.type is 'text'; make it 'json_schema'"
+        )
+    if kind == "json_object" and not schemas:
         yield _Asked("response_format", Grammar.json_object())
-    elif kind == "json_schema":
-        described = value.get("json_schema")
+    for field, schema in schemas.items():
+        yield _asked(field, _json, schema)
+
+
+def _schemas_in(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema by the field that it stands in: OpenAI's, or that of llama.cpp and Together."""
+    described, beside = value.get("json_schema"), value.get("schema")
+    schemas = {} if beside is None else {"response_format.schema": beside}
+    is_missing = value["type"] == "json_schema" and not schemas
+    if described is not None or is_missing:
         schema = described.get("schema") if isinstance(described, dict) else None
-        yield _asked("response_format.json_schema.schema", _json, schema)
+        schemas["response_format.json_schema.schema"] = schema
+    return schemas
 
 
 def _of_structured_outputs(value: Mapping[str, Any]) -> Iterator[_Asked]:

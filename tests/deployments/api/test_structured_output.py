@@ -68,6 +68,16 @@ def asked(**fields: Any) -> Grammar | None:
         ({"response_format": None, "guided_choice": None, "guided_json": None}, None),
         ({"structured_outputs": {"json": None, "disable_any_whitespace": False}}, None),
         ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
+        ({"response_format": {"type": "json_object", "schema": None}}, Grammar.json_object()),
+        (
+            {"response_format": {"type": "json_object", "schema": PERSON}},
+            Grammar.json_schema(PERSON),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": PERSON}},
+            Grammar.json_schema(PERSON),
+        ),
+        ({"response_format": {**SCHEMA, "type": "json_object"}}, Grammar.json_schema(PERSON)),
         ({"response_format": SCHEMA}, Grammar.json_schema(PERSON)),
         ({"structured_outputs": {"json": PERSON}}, Grammar.json_schema(PERSON)),
         ({"structured_outputs": {"json": json.dumps(PERSON)}}, Grammar.json_schema(PERSON)),
@@ -103,6 +113,26 @@ def test_the_fields_say_the_same_in_several_ways(
             {"response_format": {"type": "json_schema"}},
             "response_format.json_schema.schema",
             "JSON schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": 5}},
+            "response_format.schema",
+            "is 5: it must be a JSON schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": PERSON}},
+            "response_format.json_schema.schema",
+            "is None: it must be a JSON schema",
+        ),
+        (
+            {"response_format": {"type": "text", "schema": PERSON}},
+            "response_format.schema",
+            "but response_format.type is 'text'; make it 'json_schema'",
+        ),
+        (
+            {"response_format": {**SCHEMA, "schema": PERSON}},
+            "response_format.json_schema.schema",
+            "give one of them",
         ),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "it is not served"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to 1024 strings"),
