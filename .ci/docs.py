@@ -80,6 +80,23 @@ def chat_fields() -> str:
     )
 
 
+def unserved_fields() -> str:
+    """The fields of completions and chats that are refused unless they ask for nothing."""
+    where: dict[tuple[str, str, str], list[str]] = {}
+    for requests, model in (("completions", CompletionRequest), ("chats", ChatCompletionRequest)):
+        for name, field in model.unserved_fields().items():
+            if name not in model.model_fields:
+                row = (name, field.taken(), field.instead)
+                where.setdefault(row, []).append(requests)
+    return table(
+        ("field", "taken", "of", "to use in its place"),
+        (
+            (f"`{name}`", taken, " and ".join(of), instead if " " in instead else code(instead))
+            for (name, taken, instead), of in sorted(where.items())
+        ),
+    )
+
+
 def metrics() -> str:
     """The app's metrics: name, kind, label, meaning."""
     return table(
@@ -207,7 +224,7 @@ def first_sentence(docstring: str) -> str:
 
 def code(value: object) -> str:
     """A default as code; empty where there is none."""
-    return "" if value is None else f"`{value}`"
+    return "" if value in (None, "") else f"`{value}`"
 
 
 def one_line(text: str | None) -> str:
@@ -236,6 +253,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options, "request_fields": request_fields, "chat_fields": chat_fields,
     "metrics": metrics, "errors": errors, "models": models, "tree": tree,
     "request_log": request_log, "what_works": what_works, "policy_constants": policy_constants,
+    "unserved_fields": unserved_fields,
 }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ class ChatCompletionRequest(OpenAIRequest, ConversationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @classmethod
-    def off_values(cls) -> unserved.OffValues:
+    def unserved_fields(cls) -> unserved.UnservedFields:
         return unserved.CHAT
 
     @model_validator(mode="after")

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from deployments.api import unserved
 from deployments.api.openai import Text
 from deployments.api.text_parts import TextPart, joined
-from deployments.api.unserved import ANYTHING, OffValues
 from deployments.api.validation import RequestModel, brief, field_error
 from deployments.router.chat.message import Message, ToolCall
 
@@ -51,8 +51,8 @@ class SentToolCall(RequestModel):
     function: SentFunction
 
     @classmethod
-    def off_values(cls) -> OffValues:
-        return {"index": (ANYTHING,)}  # of a stream's deltas, which clients send back
+    def unserved_fields(cls) -> unserved.UnservedFields:
+        return unserved.TOOL_CALL
 
     def to_call(self) -> ToolCall:
         return ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
@@ -72,14 +72,8 @@ class ChatMessage(RequestModel):
     )
 
     @classmethod
-    def off_values(cls) -> OffValues:
-        """What answers of OpenAI-compatible servers have, which clients send back."""
-        return {
-            "annotations": ([],),
-            "audio": (),
-            "function_call": (),
-            "refusal": ("",),
-        }
+    def unserved_fields(cls) -> unserved.UnservedFields:
+        return unserved.MESSAGE
 
     @model_validator(mode="after")
     def _check_role(self) -> Self:

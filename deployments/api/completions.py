@@ -118,7 +118,7 @@ class CompletionRequest(OpenAIRequest):
     ] = False
 
     @classmethod
-    def off_values(cls) -> unserved.OffValues:
+    def unserved_fields(cls) -> unserved.UnservedFields:
         return unserved.COMPLETIONS
 
     @property

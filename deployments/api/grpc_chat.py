@@ -26,7 +26,10 @@ def chat_fields(request: tandem_pb2.ChatRequest) -> dict[str, Any]:
 def tokenize_fields(request: tandem_pb2.TokenizeRequest) -> dict[str, Any]:
     """What the client has set of a request for tokens; an empty prompt is one where there are no
     messages."""
-    names = ("add_special_tokens", "add_generation_prompt", "continue_final_message")
+    names = (
+        "add_special_tokens", "parse_special_tokens", "add_generation_prompt",
+        "continue_final_message",
+    )  # fmt: skip
     fields = {name: getattr(request, name) for name in names if request.HasField(name)}
     if request.prompt or not request.messages:
         fields["prompt"] = request.prompt

@@ -29,7 +29,7 @@ class StreamOptions(RequestModel):
     ] = False
 
     @classmethod
-    def off_values(cls) -> unserved.OffValues:
+    def unserved_fields(cls) -> unserved.UnservedFields:
         return unserved.STREAM_OPTIONS
 
 

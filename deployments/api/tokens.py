@@ -33,12 +33,19 @@ class TokenizeRequest(ConversationFields):
             "default it may to a text; a chat template writes its own."
         ),
     ] = None
+    parse_special_tokens: Annotated[
+        bool,
+        Field(
+            description="If false, the name of a special token in `prompt` is a text like any "
+            "other. Only with `prompt`: a chat template writes such names."
+        ),
+    ] = True
     return_token_strs: Annotated[
         bool, Field(description="Whether the answer has the tokens' names too.")
     ] = False
 
     @classmethod
-    def off_values(cls) -> unserved.OffValues:
+    def unserved_fields(cls) -> unserved.UnservedFields:
         return unserved.TOKENIZE
 
     @model_validator(mode="after")
@@ -49,6 +56,12 @@ class TokenizeRequest(ConversationFields):
             )
         if self.prompt is not None and self.messages:
             raise field_error("messages", "messages and prompt are given; send one of them")
+        if self.messages and not self.parse_special_tokens:
+            raise field_error(
+                "parse_special_tokens",
+                "parse_special_tokens is false, but messages are given, whose chat template writes "
+                "special tokens by their names; leave it out, or send a prompt",
+            )
         return self
 
     async def tokens(self, service: GenerationService) -> tuple[int, ...]:
@@ -56,6 +69,7 @@ class TokenizeRequest(ConversationFields):
         return await service.tokenize(
             self.conversation() if self.prompt is None else self.prompt,
             add_special_tokens=self.add_special_tokens,
+            parse_special_tokens=self.parse_special_tokens,
         )
 
 
@@ -69,6 +83,10 @@ class Tokenized(BaseModel):
 class DetokenizeRequest(RequestModel):
     tokens: Annotated[list[int], Field(description="Token ids.")]
     model: Model = None
+
+    @classmethod
+    def unserved_fields(cls) -> unserved.UnservedFields:
+        return unserved.DETOKENIZE
 
 
 class Detokenized(BaseModel):

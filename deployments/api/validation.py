@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from deployments.api.errors import sendable
-from deployments.api.unserved import OffValues, asks_for_nothing, how_to_leave_out, near_miss
+from deployments.api.unserved import UnservedFields, near_miss
 from workers.errors import InvalidRequestError
 
 # Locations that pydantic adds and a client never wrote: the part of the request, union members.
@@ -69,7 +69,7 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     @classmethod
-    def off_values(cls) -> OffValues:
+    def unserved_fields(cls) -> UnservedFields:
         """Fields that are known but not served."""
         return {}
 
@@ -78,7 +78,7 @@ class RequestModel(BaseModel):
     def _leave_out(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        known = {*cls.model_fields, *cls.off_values()}
+        known = {*cls.model_fields, *cls.unserved_fields()}
         _check_unknown([name for name in values if name not in known], known)
         return {name: value for name, value in values.items() if cls._is_given(name, value)}
 
@@ -88,11 +88,10 @@ class RequestModel(BaseModel):
         field = cls.model_fields.get(name)
         if field is not None:
             return value is not None or field.is_required()
-        off_values = cls.off_values().get(name)
-        if off_values is not None and not asks_for_nothing(value, off_values):
+        unserved = cls.unserved_fields().get(name)
+        if unserved is not None and not unserved.asks_for_nothing(value):
             raise field_error(
-                name,
-                f"{name} is {brief(value)}: it is not served yet; {how_to_leave_out(off_values)}",
+                name, f"{name} is {brief(value)}: it is not served yet; {unserved.advice()}"
             )
         return False
 

@@ -189,21 +189,30 @@ class GenerationService:
         return self._chats.message_format(conversation, prompt)
 
     async def tokenize(
-        self, prompt: str | Conversation, *, add_special_tokens: bool | None = None
+        self,
+        prompt: str | Conversation,
+        *,
+        add_special_tokens: bool | None = None,
+        parse_special_tokens: bool = True,
     ) -> tuple[int, ...]:
         """The token ids of a text or a conversation, which need not fit the context.
 
         Args:
             add_special_tokens: whether the tokenizer adds its own, such as one that begins texts;
                 None for what a completion of the prompt does.
+            parse_special_tokens: whether the name of a special token in a text means that token; in
+                a conversation it does.
         """
         if isinstance(prompt, Conversation):
             return await self._conversations.tokenize(
                 prompt, add_special_tokens=add_special_tokens is True
             )
-        return await self._prompts.tokenize(
-            prompt, add_special_tokens=add_special_tokens is not False
+        (tokens,) = await self._prompts.read(
+            [prompt],
+            add_special_tokens=add_special_tokens is not False,
+            parse_special_tokens=parse_special_tokens,
         )
+        return tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; raises InvalidRequestError for an id that the model has not."""

@@ -7,7 +7,6 @@ import pytest
 from deployments.api import unserved
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.field_table import REQUIRED, rows
-from deployments.api.unserved import ANYTHING
 from deployments.api.validation import parse
 from deployments.router.chat.message import Message, ToolCall
 from workers.errors import InvalidRequestError
@@ -43,7 +42,13 @@ def test_messages_of_all_roles_are_taken() -> None:
             "audio": None,
         },
         {"role": "tool", "content": "5", "tool_call_id": "c1"},
-        {"role": "assistant", "content": "Well", "reasoning": "Hm", "annotations": []},
+        {
+            "role": "assistant",
+            "content": "Well",
+            "reasoning": "Hm",
+            "annotations": [],
+            "prefix": False,
+        },
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]},
         {"role": "assistant", "content": None},
     ]
@@ -92,7 +97,14 @@ def test_messages_of_all_roles_are_taken() -> None:
             "tool_calls.0.function.arguments",
             "it must be a string",
         ),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "function_call", "not served"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "function_call", "use tool_calls"),
+        (
+            {"role": "assistant", "content": "Well", "prefix": True},
+            "prefix",
+            "prefix is True: it is not served yet; leave it out or send false, and use "
+            "continue_final_message of the request in its place",
+        ),
+        ({"role": "assistant", "content": "Well", "partial": True}, "partial", "not served"),
         ({**ASK, "contents": "x"}, "contents", "no field 'contents'"),
     ],
     ids=str,
@@ -176,15 +188,6 @@ def test_messages_are_counted_before_they_are_checked() -> None:
 def test_null_means_the_default() -> None:
     names = (set(ChatCompletionRequest.model_fields) | set(unserved.CHAT)) - {"model", "messages"}
     assert chat(**dict.fromkeys(names)) == chat()
-
-
-@pytest.mark.parametrize(
-    "name", sorted(unserved.CHAT.keys() - ChatCompletionRequest.model_fields.keys())
-)
-def test_a_field_that_is_not_served_may_be_off(name: str) -> None:
-    for value in unserved.CHAT[name]:
-        given = {"any": "thing"} if value is ANYTHING else value
-        assert chat(**{name: given}) == chat()
 
 
 def test_tools_go_to_the_template_as_they_are_sent() -> None:

@@ -89,6 +89,12 @@ async def test_a_text_longer_than_the_context_is_counted(client: httpx.AsyncClie
             400,
             "continue_final_message",
         ),
+        (
+            "/tokenize",
+            {"messages": [ASK], "parse_special_tokens": False},
+            400,
+            "parse_special_tokens",
+        ),
         ("/tokenize", {"messages": [ASK], "tool_choice": "none"}, 400, "tool_choice"),
         ("/tokenize", {"messages": [ASK], "chat_template": "x"}, 400, "chat_template"),
         ("/detokenize", {"tokens": [5, 97]}, 400, "tokens"),
@@ -115,6 +121,25 @@ async def test_a_real_tokenizers_special_tokens_come_back(models: Models) -> Non
         text = await serving.service.detokenize(known)
     assert text == tokenizer.decode(known, skip_special_tokens=False)
     assert text.startswith(tokenizer.eos_token)
+
+
+@pytest.mark.parametrize("is_parsed", [True, False])
+async def test_the_name_of_a_special_token_may_be_a_text(is_parsed: bool) -> None:
+    """As in a completion, over HTTP and over gRPC."""
+    tokenizer = chat_tokenizer(LLAMA)
+    asked = {"prompt": f"a{tokenizer.eos_token}", "parse_special_tokens": is_parsed}
+    async with scripted_service(["x"], tokenizer) as service:
+        app = make_app(service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            tokens = (await client.post("/tokenize", json=asked)).json()["tokens"]
+            sent = {**asked, "return_token_ids": True, "max_tokens": 1}
+            answer = (await client.post("/v1/completions", json=sent)).json()
+        rpcs = Rpcs(service, max_request_bytes=MAX_REQUEST_BYTES)
+        by_grpc = await rpcs.tokenize(TokenizeRequest(**asked), GrpcContext())
+    assert answer["choices"][0]["prompt_token_ids"] == tokens == list(by_grpc.tokens)
+    assert (tokenizer.eos_token_id in tokens) is is_parsed
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == asked["prompt"]
 
 
 @pytest.mark.parametrize("name", CHATS)
