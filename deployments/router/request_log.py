@@ -1,4 +1,4 @@
-"""The log of requests: one line of JSON for each, with counts and times and never a text.
+"""The log of requests: a line of JSON for each that was read, with counts and times, never a text.
 
 | field | meaning |
 | --- | --- |
