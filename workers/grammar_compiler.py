@@ -93,7 +93,10 @@ class GrammarCompiler:
     def follow(self, compiled: "LLMatcher") -> OutputMatcher:
         """A matcher for one more output of a compiled grammar."""
         return OutputMatcher(
-            compiled.deep_copy(), vocab_size=self._vocab_size, end_tokens=self._end_tokens
+            compiled.deep_copy(),
+            self._load_vocabulary(),
+            vocab_size=self._vocab_size,
+            end_tokens=self._end_tokens,
         )
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":

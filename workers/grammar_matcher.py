@@ -6,18 +6,29 @@ from typing import TYPE_CHECKING
 from workers.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
+
+SPECIAL_TOKEN_MARK = b"\xff"
+"""What the library writes before a special token that a grammar names, in place of its text."""
 
 
 class OutputMatcher:
     """Follows the output tokens of a sequence, back as well as forth."""
 
-    def __init__(self, matcher: "LLMatcher", *, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        """`matcher` is at its start and belongs to this object from now on.
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        vocabulary: "LLTokenizer",
+        *,
+        vocab_size: int,
+        end_tokens: Sequence[int],
+    ) -> None:
+        """`matcher` is at its start, goes by `vocabulary`, and belongs to this object from now on.
 
         `end_tokens` are what may follow where the grammar accepts; the library is not told of them.
         """
         self._matcher = matcher
+        self._vocabulary = vocabulary
         self._num_bytes = -(-vocab_size // 8)
         self._end_tokens = frozenset(end_tokens)
         self._tokens: list[int] = []
@@ -56,9 +67,9 @@ class OutputMatcher:
         library has met a limit; the matcher is of no use any more then.
         """
         has_ended = len(self._tokens) > self._num_matched
-        mask = b"" if has_ended else self._matcher.compute_bitmask()[: self._num_bytes]
+        mask = b"" if has_ended else self._matcher.compute_bitmask()
         self._check()
-        bits = bytearray(mask.ljust(self._num_bytes, b"\0"))
+        bits = bytearray(self._spelt_out(mask)[: self._num_bytes].ljust(self._num_bytes, b"\0"))
         may_end = has_ended or self._matcher.is_accepting()
         for token in self._end_tokens:
             bit = 1 << token % 8
@@ -68,7 +79,27 @@ class OutputMatcher:
     def forced(self) -> list[int]:
         """The tokens of the text that the grammar leaves no choice about; often none."""
         has_ended = len(self._tokens) > self._num_matched or self._matcher.is_stopped()
-        return [] if has_ended else list(self._matcher.compute_ff_tokens())
+        if has_ended:
+            return []
+        tokens = self._matcher.compute_ff_tokens()
+        if not any(map(self._vocabulary.is_special_token, tokens)):
+            return tokens
+        tokens = tokens[: self._matcher.validate_tokens(tokens)]
+        text = self._matcher.compute_ff_bytes()[len(self._vocabulary.decode_bytes(tokens)) :]
+        text = text.partition(SPECIAL_TOKEN_MARK)[0]
+        return tokens + self._vocabulary.greedy_tokenize(text.decode(errors="ignore"))
+
+    def _spelt_out(self, mask: bytes) -> bytes:
+        """A mask where a text that is forced is no special token, though it has the name of one.
+
+        The library has its tokenizer cut what is forced, which takes names in a text for the tokens
+        themselves, and then refuses those as what they are: no text.
+        """
+        bits = int.from_bytes(mask, "little")
+        if bits.bit_count() != 1 or not self._vocabulary.is_special_token(bits.bit_length() - 1):
+            return mask
+        forced = self.forced()
+        return (1 << forced[0]).to_bytes(len(mask), "little") if forced else mask
 
     def _go_back(self, length: int) -> None:
         """Go back to where `length` tokens were matched."""

@@ -190,6 +190,34 @@ def test_tags_of_calls_may_be_special_tokens() -> None:
     assert not compiler.matcher(one).move_to(calls)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (Grammar.choice(["<|end|>"]), "<|end|>"),
+        (Grammar.choice(["<|end|>a", "<|end|>b"]), "<|end|>a"),
+        (Grammar.choice(["ü <tag><|end|> é"]), "ü <tag><|end|> é"),
+        (Grammar.json_schema({"const": "<tag>"}), '"<tag>"'),
+        (Grammar.lark('start: "a<tag>" <[TAG]> "b<tag>"'), "a<tag><tag>b<tag>"),
+    ],
+    ids=["alone", "of several", "behind text", "in a schema", "beside the token"],
+)
+def test_a_text_may_have_the_name_of_a_special_token(grammar: Grammar, text: str) -> None:
+    """It is spelt by other tokens, and forced as any text is; a token that is meant stays one."""
+    tokenizer = byte_tokenizer(TEXTS)
+    tokenizer.add_special_tokens(["<tag>"])
+    tag = tokenizer.token_to_id("<tag>")
+    grammar = dataclasses.replace(grammar, source=grammar.source.replace("TAG", str(tag)))
+    matcher, output = make_compiler(tokenizer).matcher(grammar), list[int]()
+    while allowed_tokens(matcher) != {END_TOKEN}:
+        allowed, forced = allowed_tokens(matcher), matcher.forced()
+        assert allowed == {*forced[:1]} or not forced
+        output.append(min(allowed))
+        assert matcher.push(output[-1])
+    assert END_TOKEN not in output
+    assert output.count(tag) == (grammar.kind == "lark")
+    assert tokenizer.decode(output, skip_special_tokens=False) == text
+
+
 def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:
     matcher = compiler.matcher(Grammar.json_schema({"enum": ["a long text without a choice"]}))
     assert TOKENIZER.decode(matcher.forced()) == '"a long text without a choice"'

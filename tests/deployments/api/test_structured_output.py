@@ -290,3 +290,14 @@ async def test_a_chat_may_think_before_it_answers(model: Model, can_think: bool)
     assert message["content"] in ("left", "right") or choice["finish_reason"] == "length"
     if not can_think:
         assert message["content"] in ("left", "right")
+
+
+@pytest.mark.parametrize("mode", ["off", "auto"])
+async def test_a_choice_may_have_the_name_of_the_token_that_ends_a_text(
+    mode: str, client: httpx.AsyncClient
+) -> None:
+    fields: dict[str, Any] = {"guided_choice": ["the <|end|> of it"], "ignore_eos": False}
+    answer = await complete(client, max_tokens=40, speculation={"mode": mode}, **fields)
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("the <|end|> of it", "stop")
+    assert (answer["usage"]["speculation"]["accepted_tokens"] > 0) == (mode == "auto")
