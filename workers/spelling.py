@@ -6,8 +6,8 @@ whoever has it, and so is a part of a character.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -18,6 +18,8 @@ from workers.model_source import AnyModel
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NO_UTF_8 = re.compile("([\udc80-\udcff]+)")
 """Bytes that are no characters, as the error handler `surrogateescape` decodes them."""
+ADD_SPACES = ("normalizer", "pre_tokenizer")
+"""The parts of a tokenizer that may add a space before a text."""
 
 Cut = list[tuple[int, int]]
 """Tokens of a text, and where in it each ends, in bytes."""
@@ -50,7 +52,11 @@ class Spelling:
             if token_id not in self.special
         }
         self.ids_of = self._ids_by_spelling()
-        self._longest = max(map(len, self.ids_of), default=0)
+        self._longest: dict[int, int] = {}
+        """Bytes of the longest token that begins with each byte: few are as long as the longest of
+        all, which may be a row of spaces."""
+        for spelling in self.ids_of:
+            self._longest[spelling[0]] = max(len(spelling), self._longest.get(spelling[0], 0))
 
     def _ids_by_spelling(self) -> Mapping[bytes, list[int]]:
         """Tokens by what they spell; those that stand for a byte come last."""
@@ -68,7 +74,8 @@ class Spelling:
         left out. The first byte is the one at `start`."""
         found, position = [], 0
         while position < len(text):
-            for length in range(min(self._longest, len(text) - position), 0, -1):
+            longest = self._longest.get(text[position], 0)
+            for length in range(min(longest, len(text) - position), 0, -1):
                 tokens = self.ids_of.get(text[position : position + length])
                 if tokens is not None:
                     found.append((tokens[0], start + position + length))
@@ -84,47 +91,91 @@ class Encoder:
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
-        self._backend = Tokenizer.from_str(spelling.backend.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = True
+        content = json.loads(spelling.backend.to_str())
+        within = content | {part: _without_space(content[part]) for part in ADD_SPACES}
+        self._at_start = _for_text(content)
+        self._within = _for_text(within) if within != content else self._at_start
 
-    def encode(self, text: bytes, start: int = 0) -> Cut:
+    def encode(self, text: bytes, start: int = 0, *, is_beginning: bool = True) -> Cut:
         """The tokens of a text whose first byte is the one at `start`.
 
-        They spell the text, but for a space before it, as many tokenizers add one, and for bytes
-        that no token has.
+        They spell the text, but for bytes that no token has, and for a space before a beginning
+        without one, as many tokenizers add it.
         """
+        tokenizer = self._at_start if is_beginning and text[:1] != b" " else self._within
         found: Cut = []
         for part in NO_UTF_8.split(text.decode("utf-8", "surrogateescape")):
             raw = part.encode("utf-8", "surrogateescape")
-            is_text = not NO_UTF_8.match(part)
-            found += self._encode(part, raw, start) if is_text else self._spelling.cut(raw, start)
+            if NO_UTF_8.match(part):
+                found += self._spelling.cut(raw, start)
+            else:
+                found += self._encode(tokenizer, part, raw, start)
+            if part:
+                tokenizer = self._within
             start += len(raw)
         return found
 
-    def _encode(self, text: str, raw: bytes, start: int) -> Cut:
-        tokens = self._backend.encode(text, add_special_tokens=False).ids
-        spelt = [self._spelling.bytes_of.get(token, b"") for token in tokens]
-        whole = b"".join(spelt)
-        if whole not in (raw, b" " + raw):  # normalised, or of unknown words
-            return self._encode_halves(text, raw, start)
-        end = start - (len(whole) - len(raw))
-        found = []
-        for token, spelling in zip(tokens, spelt, strict=True):
-            end += len(spelling)
-            if end > start:
-                found.append((token, end))
-        return found
+    def _encode(self, tokenizer: Tokenizer, text: str, raw: bytes, start: int) -> Cut:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        spelt = [self._spelling.bytes_of.get(token, b"") for token in encoding.ids]
+        num_added = int(not raw.startswith(b" ") and b"".join(spelt[:1]).startswith(b" "))
+        raw = b" " * num_added + raw
+        if b"".join(spelt) == raw:
+            lens = accumulate(map(len, spelt))
+            found = [*zip(encoding.ids, lens, strict=True)]
+        else:  # normalised, or of unknown words
+            places = [*accumulate((len(letter.encode()) for letter in text), initial=num_added)]
+            begins = [places[first] for first, _ in encoding.offsets]
+            found = self._where_they_agree(raw, encoding.ids, spelt, begins)
+        start -= num_added
+        return [(token, start + end) for token, end in found if end > num_added]
 
-    def _encode_halves(self, text: str, raw: bytes, start: int) -> Cut:
-        """So that what is odd about a word stays with that word."""
-        middle = text.rfind(" ", 1, len(text) // 2 + 1)
-        if middle < 0:
-            return self._spelling.cut(raw, start)
-        first, second = text[:middle].encode(), text[middle:].encode()
-        found = self._encode(text[:middle], first, start)
-        return found + self._encode(text[middle:], second, start + len(first))
+    def _where_they_agree(
+        self, raw: bytes, tokens: Sequence[int], spelt: Sequence[bytes], begins: Sequence[int]
+    ) -> Cut:
+        """The tokens that spell what stands where they begin, and between them the longest that do:
+        so what is odd about a word stays with it, and the tokenizer is asked once.
+
+        Args:
+            begins: where in the text the tokenizer says that each begins, in bytes.
+        """
+        found: Cut = []
+        done = 0
+        for token, spelling, begin in zip(tokens, spelt, begins, strict=True):
+            # some count a space to the token behind it, and some do not
+            for place in (done, begin, begin - 1):
+                if place >= done and spelling and raw.startswith(spelling, place):
+                    found += self._spelling.cut(raw[done:place], done)
+                    done = place + len(spelling)
+                    found.append((token, done))
+                    break
+        return found + self._spelling.cut(raw[done:], done)
+
+
+def _for_text(content: Mapping[str, Any]) -> Tokenizer:
+    """A tokenizer by its file's content, to which all is text, names of special tokens too."""
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _without_space(part: Any) -> Any:
+    """A part of a tokenizer that adds no space before a text."""
+    if isinstance(part, list):
+        return [_without_space(each) for each in part if each["type"] != "Prepend"]
+    match part:
+        case {"type": "Prepend"}:
+            return None
+        case {"type": "Metaspace"}:
+            return part | {"prepend_scheme": "never"}
+        case {"type": "ByteLevel"}:
+            return part | {"add_prefix_space": False}
+        case {"type": "Sequence"}:
+            lists = {name: value for name, value in part.items() if name != "type"}
+            return part | {name: _without_space(value) for name, value in lists.items()}
+    return part
 
 
 def _reader(backend: Tokenizer) -> Any:

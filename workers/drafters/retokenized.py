@@ -86,7 +86,8 @@ class TextHistory(History):
         first = max(run.num_drafts, len(self.draft_tokens) - LOOK_BEHIND)
         start = self._draft_ends[first - 1] if first > run.num_drafts else run.start
         num_counted = min(len(self._draft_lens), bisect_right(self._ends, start))
-        cut = self._draft.encode(bytes(self._text[start:]), start)
+        is_beginning = first == run.num_drafts
+        cut = self._draft.encode(bytes(self._text[start:]), start, is_beginning=is_beginning)
         first, cut = self._where_cuts_meet(first, cut)
         old = self.draft_tokens[first:]
         new = [token for token, _ in cut]
@@ -106,7 +107,7 @@ class TextHistory(History):
     def _where_cuts_meet(self, first: int, cut: Cut) -> tuple[int, Cut]:
         """Keep the old tokens as far as the first place where both cuts end one.
 
-        The first tokens of a window lack what is before it: a tokenizer may put a space there.
+        The first tokens of a window lack what is before it: one of the text's may begin there.
         """
         old_ends = {end: first + i for i, end in enumerate(self._draft_ends[first:], start=1)}
         for index, (_, end) in enumerate(cut):
@@ -150,7 +151,7 @@ class TextHistory(History):
         text = window[here - start :]
         if not text:
             return [], []
-        cut = self._target.encode(window, start)
+        cut = self._target.encode(window, start, is_beginning=False)
         is_cut_here = start == here or any(end == here for _, end in cut)
         behind = [(token, end) for token, end in cut if end > here] if is_cut_here else []
         found = self._spelt(behind, text)
