@@ -12,6 +12,7 @@ from deployments.router.chat.requests import ChatRequests
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.chat.text import MessageFormat
 from deployments.router.completion import Runtime
+from deployments.router.drafting import forced
 from deployments.router.generation import Generation
 from deployments.router.grammars import check_grammar, make_compiler
 from deployments.router.health import Health
@@ -266,12 +267,12 @@ class GenerationService:
         raise ModelNameError(f"model is {name!r}; the model served here is {known}", field="model")
 
     def _check_drafter(self, request: GenerationRequest) -> None:
-        drafters = self._runtime.loop.drafters
+        # what a grammar forces is drafted where there is one, and nothing else is by that drafter
+        drafters = [name for name in self._runtime.loop.drafters if name != forced.SOURCE]
         if request.drafter is not None and request.drafter not in drafters:
-            known = ", ".join(map(repr, drafters)) or "none"
             raise InvalidRequestError(
-                f"speculation.mode is {request.drafter!r}; the drafters of this app are: {known}; "
-                "use one of them, 'auto' or 'off'",
+                f"speculation.mode is {request.drafter!r}; the drafters of this app are: "
+                f"{', '.join(map(repr, drafters))}; use one of them, 'auto' or 'off'",
                 field="speculation.mode",
             )
 

@@ -20,6 +20,7 @@ from deployments.router.chat.template import ChatTemplate
 from deployments.router.drafting.chain import make_drafters
 from deployments.router.drafting.overlap import FixedOverlap
 from deployments.router.drafting.remote import PooledDrafter
+from deployments.router.grammars import make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.controller import make_controller
@@ -122,11 +123,14 @@ async def local_serving(
     )
     drafts = LocalWorkers(draft_worker or (lambda: ModelDrafter(draft or model, CACHE)))
     info = next(iter(targets.replicas.values())).worker.info
+    tokenizer = tokenizer or CharacterTokenizer()
+    grammars = make_compiler(tokenizer, info)
     loop = RoundLoop(
         targets=targets,
         drafters=make_drafters(
             [name for name in drafter.split(",") if name != "none"],
             PooledDrafter(drafts, timeout_s=1.0, max_model_len=info.max_model_len),
+            grammars,
         ),
         policies=Policies(
             gamma=make_controller(gamma),
@@ -143,7 +147,7 @@ async def local_serving(
         ServedModel(
             name="tiny",
             aliases=aliases,
-            tokenizer=tokenizer or CharacterTokenizer(),
+            tokenizer=tokenizer,
             info=info,
             created=1,
             chat_template=chat_template,
@@ -154,6 +158,7 @@ async def local_serving(
             max_running=max_running, max_waiting=max_waiting, queue_timeout_s=queue_timeout_s
         ),
         health,
+        grammars=grammars,
         keys=keys,
         log=log,
         verification=verification,

@@ -335,7 +335,8 @@ def test_drafts_stop_where_the_context_of_the_draft_ends(names: dict[str, str]) 
     short = CacheOptions(block_size=4, max_model_len=16)
     drafter = drafter_of(names, "sentence piece", "byte level", "intersection", short)
     assert len(propose(drafter, request(tokens[:6], k=32)).draft_tokens) <= 10
-    assert "at most 16" in propose(drafter, request(tokens, base_len=6)).error
+    error = propose(drafter, request(tokens, base_len=6)).error
+    assert "at most 16 in all; these are the draft's tokens" in error
     assert drafter.num_histories == 0
 
 

@@ -15,6 +15,7 @@ from workers.drafters.histories import History
 from workers.drafters.model import Drafting, ModelDrafter
 from workers.drafters.translation import NO_TOKEN, Intersection, Retokenizing, Translation
 from workers.end_tokens import find_end_tokens
+from workers.errors import ContextLengthError
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_masks import GrammarText
 from workers.model import Model
@@ -73,6 +74,12 @@ class TranslatedDrafter(ModelDrafter):
             else:  # nothing that the draft can say
                 results.append(ProposeResult(seq_id=seq_id))
         return results + self._take_failed()
+
+    def _check(self, request: ProposeRequest) -> None:
+        try:
+            super()._check(request)
+        except ContextLengthError as error:
+            raise ContextLengthError(f"{error}; these are the draft's tokens") from None
 
     def _translate(self, request: ProposeRequest, history: History) -> ProposeRequest:
         """The request in the draft's tokens."""

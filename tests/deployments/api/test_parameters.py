@@ -177,6 +177,26 @@ class TestSpeculation:
             "tokens_per_verify": None,
         }
 
+    async def test_whoever_asks_for_another_drafter_is_told_which_there_are(
+        self, client: httpx.AsyncClient
+    ) -> None:
+        """Those that a request can ask for: what grammars force is drafted without being asked."""
+
+        async def ask(mode: str) -> httpx.Response:
+            prediction = {"type": "content", "content": "abc"}
+            fields = body(speculation={"mode": mode}, prediction=prediction)
+            return await client.post("/v1/completions", json=fields)
+
+        response = await ask("suffix")
+        assert response.status_code == 400
+        message = response.json()["error"]["message"]
+        assert message == (
+            "speculation.mode is 'suffix'; the drafters of this app are: 'predicted', "
+            "'prompt_lookup', 'model'; use one of them, 'auto' or 'off'"
+        )
+        for mode in ("predicted", "prompt_lookup", "model", "auto", "off"):
+            assert (await ask(mode)).status_code == 200
+
     @pytest.mark.parametrize("mode", ["model", "prompt_lookup"])
     async def test_one_drafter_alone_may_draft(
         self, mode: str, client: httpx.AsyncClient, serving: LocalServing
