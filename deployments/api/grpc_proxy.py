@@ -139,6 +139,8 @@ def _pump(handler: Stream, read: Read) -> Callable[[bytes, CallContext], AsyncIt
 
     async def stream(raw: bytes, context: CallContext) -> AsyncIterator[Any]:
         source = handler(await read(raw, context), OutlivingContext(context))
+        # No bound. What is not fetched from the replica waits in this process too, as objects of
+        # Ray's; and the handler has to wait for the replica, not for a reader, when the call ends.
         messages: asyncio.Queue[Any] = asyncio.Queue()
 
         async def run() -> None:

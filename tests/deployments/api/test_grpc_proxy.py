@@ -126,6 +126,30 @@ async def test_what_ends_a_call_whose_client_has_left_is_not_logged() -> None:
     assert complaints == []
 
 
+async def test_a_client_that_stops_reading_holds_up_no_replica() -> None:
+    """Nor does it lose anything: its text waits for it here."""
+    words = [f"{number:010000}" for number in range(100)]  # more than gRPC sends unread
+    has_ended = asyncio.Event()
+
+    def writing(*, service_method: str, streaming_type: Any) -> Callable[..., Any]:  # noqa: ARG001
+        async def stream(request: GenerateRequest, context: Any) -> AsyncIterator[bytes]:  # noqa: ARG001
+            for word in words:
+                yield GenerateChunk(text=word).SerializeToString()
+                await asyncio.sleep(0)
+            has_ended.set()
+
+        return stream
+
+    async with channel_of(writing) as channel:
+        raw = GenerateRequest(text="a").SerializeToString()
+        answers = aiter(channel.unary_stream(f"{SERVICE}/GenerateStream")(raw, timeout=30))
+        chunks = [await anext(answers)]
+        async with asyncio.timeout(10):
+            await has_ended.wait()
+        chunks += [chunk async for chunk in answers]
+    assert [GenerateChunk.FromString(chunk).text for chunk in chunks] == words
+
+
 async def test_a_refused_stream_leaves_no_traceback_in_serves_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
