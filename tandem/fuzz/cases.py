@@ -19,7 +19,14 @@ Body = dict[str, Any]
 INNOCENT_SEED = 1
 MAX_PROMPT = 40
 MAX_NEW_TOKENS = 12
-ONLY_COMPLETIONS = ("prompt", "echo", "add_special_tokens", "parse_special_tokens")
+ONLY_COMPLETIONS = (
+    "prompt",
+    "best_of",
+    "echo",
+    "add_special_tokens",
+    "parse_special_tokens",
+    "return_tokens_as_token_ids",
+)
 """Fields that chats have not."""
 # Where floating point breaks: what underflows, overflows, or loses all its digits when it is added.
 SMALL = (5e-324, 1e-310, 1e-40, 1e-38, 1e-30, 1e-10, 1e-5, 0.01)
@@ -37,15 +44,17 @@ CHOICES_OF_INTEGERS = (
     2**64,
     10**30,
 )
-FLOATS = tuple(
-    name for name, field in CompletionRequest.model_fields.items() if field.annotation is float
-)
+FIELDS = CompletionRequest.model_fields
+FLOATS = tuple(name for name, field in FIELDS.items() if field.annotation is float)
 
 
 def draw_case(rng: random.Random, *, model: str, vocab_size: int) -> Body:
     """A request that the schema allows, or nearly, for completions or for a chat."""
     draw = draw_chat if rng.random() < 0.25 else draw_completion
-    return draw(rng, model=model, vocab_size=vocab_size)
+    body = draw(rng, model=model, vocab_size=vocab_size)
+    if rng.random() < 0.2:
+        body["max_completion_tokens"] = body.pop("max_tokens")
+    return body
 
 
 def draw_chat(rng: random.Random, *, model: str, vocab_size: int) -> Body:
@@ -65,11 +74,11 @@ def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
         "model": model,
         "prompt": _draw_prompts(rng, vocab_size),
         "max_tokens": max_tokens,
-        "seed": _draw_integer(rng, CompletionRequest.model_fields["seed"]),
+        "seed": _draw_integer(rng, FIELDS["seed"]),
     }
     for name in FLOATS:
         if rng.random() < 0.5:
-            body[name] = _draw_float(rng, CompletionRequest.model_fields[name])
+            body[name] = _draw_float(rng, FIELDS[name])
     rare: dict[str, Callable[[], Any]] = {
         "top_k": lambda: _draw_top_k(rng, vocab_size),
         "logit_bias": lambda: _draw_bias(rng, vocab_size),
@@ -78,6 +87,7 @@ def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
         "ignore_eos": lambda: rng.random() < 0.5,
         "cache_salt": lambda: rng.choice(["", "a", "\x00", "é" * 256]),
         "stream": lambda: rng.random() < 0.5,
+        "stream_options": lambda: _draw_stream_options(rng) if body.get("stream") else None,
         "min_tokens": lambda: rng.choice([0, 1, max_tokens, 2**31 - 1]),
         "stop_token_ids": lambda: rng.sample(range(vocab_size), rng.choice([1, 20, 64])),
         "bad_words": lambda: rng.choice([["a"], ["the", " ", "zz"], list("abcdefgh")]),
@@ -86,7 +96,10 @@ def draw_completion(rng: random.Random, *, model: str, vocab_size: int) -> Body:
         "logprobs": lambda: rng.choice([0, 1, 20]),
         "prompt_logprobs": lambda: rng.choice([0, 20]),
         "echo": lambda: rng.random() < 0.5,
+        "best_of": lambda: body.get("n", 1) + (0 if body.get("stream") else rng.choice([0, 1, 2])),
         "return_token_ids": lambda: rng.random() < 0.5,
+        "return_tokens_as_token_ids": lambda: rng.random() < 0.5,
+        "priority": lambda: _draw_integer(rng, FIELDS["priority"]),
         "add_special_tokens": lambda: rng.random() < 0.5,
         "parse_special_tokens": lambda: rng.random() < 0.5,
         "speculation": lambda: _draw_speculation(rng),
@@ -166,7 +179,7 @@ def _draw_integer(rng: random.Random, field: FieldInfo) -> int:
 def _draw_top_k(rng: random.Random, vocab_size: int) -> int:
     if rng.random() < 0.7:
         return rng.choice([1, 2, vocab_size - 1, vocab_size, vocab_size + 1])
-    return _draw_integer(rng, CompletionRequest.model_fields["top_k"])
+    return _draw_integer(rng, FIELDS["top_k"])
 
 
 def _draw_bias(rng: random.Random, vocab_size: int) -> dict[str, float]:
@@ -190,6 +203,11 @@ def _draw_speculation(rng: random.Random) -> Any:
     ]
     rules = [{"verification": rule} for rule in get_args(Rule)]
     return rng.choice([*modes, {"num_speculative_tokens": 1}, {}, *rules])
+
+
+def _draw_stream_options(rng: random.Random) -> Body:
+    names = ("include_usage", "continuous_usage_stats")
+    return {name: rng.random() < 0.5 for name in names}
 
 
 def _draw_prediction(rng: random.Random) -> Any:

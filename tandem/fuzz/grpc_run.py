@@ -35,7 +35,13 @@ CODES = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
-"""The ends that a call may have which waits for its end."""
+"""The ends that a call may have which has a key and waits for its end."""
+CODES_OF_STRANGERS = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.INVALID_ARGUMENT,  # of bytes that are no message: the proxy has no keys
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +141,16 @@ async def _ask_innocent(channel: grpc.aio.Channel) -> _End:
 async def _make(channel: grpc.aio.Channel, call: Call) -> _End:
     path = f"/{SERVICE.full_name}/{call.method}"
     timeout_s = call.timeout_s or TIMEOUT_S
+    sent = call.authorization
+    metadata = grpc.aio.Metadata(*([] if sent is None else [("authorization", sent)]))
     answers: list[bytes] = []
     try:
         if not call.is_stream:
             unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
-            answers.append(await unary(call.raw, timeout=timeout_s))
+            answers.append(await unary(call.raw, timeout=timeout_s, metadata=metadata))
         else:
             stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
-            running = stream(call.raw, timeout=timeout_s)
+            running = stream(call.raw, timeout=timeout_s, metadata=metadata)
             async for answer in running:
                 answers.append(answer)
                 if call.is_left:
@@ -157,7 +165,7 @@ def _fault(call: Call, end: _End) -> str | None:
     """What is wrong with the end of a call, in words."""
     if _is_ended_by_client(call, end):
         return None
-    if end.code not in CODES:
+    if end.code not in (CODES if call.has_key else CODES_OF_STRANGERS):
         return f"it ends with {end.code.name}: {end.details}"
     if "Traceback" in end.details or 'File "' in end.details:
         return f"its status has a traceback: {end.details}"

@@ -14,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from deployments.api import tandem_pb2
 from deployments.api.text_parts import joined
 from tandem.fuzz.cases import Body, draw_chat, draw_completion
+from tandem.fuzz.keys import WITH_KEY, WITHOUT_KEY
 
 SERVICE = tandem_pb2.DESCRIPTOR.services_by_name["Generation"]
 METHODS: dict[str, MethodDescriptor] = dict(SERVICE.methods_by_name)
@@ -46,10 +47,17 @@ class Call:
     """A short time that the client gives it; None for enough."""
     is_left: bool = False
     """If true, the client hangs up after the first answer of a stream."""
+    authorization: str | None = WITH_KEY[0]
+    """What the client sends as its key; None for nothing."""
 
     def __str__(self) -> str:
         """The call as JSON, from which `read_call` makes it again."""
         return json.dumps({**asdict(self), "raw": self.raw.hex()})
+
+    @property
+    def has_key(self) -> bool:
+        """Whether its client may be answered."""
+        return self.authorization in WITH_KEY
 
     @property
     def is_stream(self) -> bool:
@@ -80,7 +88,15 @@ def draw_call(rng: random.Random, *, model: str, vocab_size: int) -> Call:
         raw=kind(),
         timeout_s=rng.uniform(*SHORT_S) if rng.random() < 0.1 else None,
         is_left=METHODS[name].server_streaming and rng.random() < 0.1,
+        authorization=_draw_authorization(rng),
     )
+
+
+def _draw_authorization(rng: random.Random) -> str | None:
+    if rng.random() < 0.1:
+        return rng.choice(WITHOUT_KEY)
+    (with_key,) = rng.choices(WITH_KEY, weights=(3, 1))
+    return with_key
 
 
 def _draw_legal(

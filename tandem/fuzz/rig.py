@@ -26,6 +26,7 @@ from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.controller import make_controller
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.speculation import Policies
+from deployments.router.tenants.keys import Keys
 from deployments.router.tokenizer import Tokenizer
 from deployments.transport.messages import (
     PROPOSE,
@@ -37,6 +38,7 @@ from deployments.transport.messages import (
 from deployments.transport.stream_server import StreamServer
 from deployments.transport.worker_streams import WorkerStreams
 from tandem.fuzz.cases import Body
+from tandem.fuzz.keys import KEY, RING
 from tandem.fuzz.outcome import Outcome, outcome_of
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
@@ -172,10 +174,16 @@ class Rig:
             AdmissionLimits(max_running=24, max_waiting=1000),
             Health(recovery_timeout_s=60.0, stall_timeout_s=60.0, clock=time.monotonic),
             grammars=grammars,
+            keys=Keys(RING),
         )
         http = make_app(self.service, HttpOptions(max_request_bytes=MAX_REQUEST_BYTES))
         transport = httpx.ASGITransport(http, raise_app_exceptions=False)
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://fuzzed", timeout=60.0)
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            base_url="http://fuzzed",
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=60.0,
+        )
 
     def use_gamma(self, gamma: Any) -> None:
         """Go on with another draft length: a number, 0 for no drafts, or "dynamic"."""

@@ -163,6 +163,15 @@ def _has_one_text(case: Body) -> bool:
     return rule == "coupled" or case.get("temperature") == 0
 
 
+def _max_tokens(case: Body) -> int:
+    """Tokens of all completions together at most."""
+    prompts = case.get("prompt", "")  # a chat has one
+    num_prompts = 1 if isinstance(prompts, str) or isinstance(prompts[0], int) else len(prompts)
+    of_each = case["max_completion_tokens" if "max_tokens" not in case else "max_tokens"]
+    num_choices: int = case.get("best_of") or case.get("n", 1)
+    return num_prompts * num_choices * int(of_each)
+
+
 def _fault(case: Body, plain: Outcome, drafted: Outcome) -> str | None:
     for outcome in (plain, drafted):
         if outcome.status != 200 and not outcome.is_refused:
@@ -170,7 +179,7 @@ def _fault(case: Body, plain: Outcome, drafted: Outcome) -> str | None:
         if any(reason is None for _, reason in outcome.texts):
             return f"a choice has no end: {outcome}"
         _, num_tokens = outcome.usage
-        if num_tokens > case["max_tokens"] * max(1, len(outcome.texts)):
+        if num_tokens > _max_tokens(case):
             return f"{num_tokens} tokens, more than were asked for"
         if outcome.num_accepted > num_tokens and not case.get("stream"):
             return f"{outcome.num_accepted} drafts accepted in a text of {num_tokens} tokens"

@@ -9,8 +9,10 @@ import torch
 from cluster import bundled
 from deployments.api import tandem_pb2
 from deployments.api.grpc import Rpcs
+from deployments.router.request import SOMEBODY
 from deployments.router.tokenizer import load_tokenizer
 from tandem.fuzz.grpc_run import GrpcReport, run_grpc_fuzz
+from tandem.fuzz.keys import WITH_KEY, WITHOUT_KEY
 from tandem.fuzz.messages import METHODS, draw_call, read_call
 from tandem.fuzz.rig import Subject
 from workers.model import load_model
@@ -38,6 +40,7 @@ async def test_60_calls_end_with_codes_of_a_client_s_own_doing(subject: Subject)
     assert report.num_calls == 60
     assert report.codes["OK"] > 15
     assert report.codes["INVALID_ARGUMENT"] > 5
+    assert report.codes["UNAUTHENTICATED"] > 1
 
 
 def test_calls_are_drawn_alike_and_reach_every_method() -> None:
@@ -51,6 +54,7 @@ def test_calls_are_drawn_alike_and_reach_every_method() -> None:
     assert {call.method for call in calls} == set(METHODS)
     assert any(call.is_left for call in calls)
     assert any(call.timeout_s for call in calls)
+    assert {call.authorization for call in calls} == {*WITH_KEY, *WITHOUT_KEY}
     readable = 0
     for call in calls:
         if call.method == "Generate":
@@ -71,6 +75,14 @@ async def test_a_method_that_fails_is_found(
     monkeypatch.setattr(Rpcs, "_check", fail)
     report = await run_grpc_fuzz(subject, num_calls=20, seed=0)
     assert "ends with INTERNAL: internal error" in report.findings[0].reason
+
+
+async def test_a_stranger_who_is_answered_is_found(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rpcs, "_caller", lambda *_: SOMEBODY)
+    report = await run_grpc_fuzz(subject, num_calls=60, seed=0)
+    assert "ends with OK" in report.findings[0].reason
 
 
 async def test_what_is_not_released_is_found(
