@@ -85,6 +85,11 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return future
 
+    def has_begun(self, grammar: Grammar) -> bool:
+        """Whether it is compiled, or being compiled."""
+        with self._lock:
+            return grammar in self._compiled
+
     def matcher(self, grammar: Grammar) -> OutputMatcher:
         """A matcher for one more output; waits until the grammar is compiled, and raises as that
         does."""

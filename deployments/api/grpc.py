@@ -142,9 +142,10 @@ class Rpcs:
     ) -> tandem_pb2.TokenizeResponse:
         """The tokens of a text or a conversation, which may be longer than the context."""
         with _FailureSetsStatus(context):
-            self._caller(context)
+            caller = self._caller(context)
             self._check(request)
-            tokens = await parse(TokenizeRequest, tokenize_fields(request)).tokens(self._service)
+            body = parse(TokenizeRequest, tokenize_fields(request))
+            tokens = await body.tokens(self._service, caller)
             names = self._service.token_names(tokens) if request.return_token_strs else ()
             return tandem_pb2.TokenizeResponse(
                 tokens=tokens,
@@ -159,10 +160,10 @@ class Rpcs:
     ) -> tandem_pb2.DetokenizeResponse:
         """The text of tokens, special ones included."""
         with _FailureSetsStatus(context):
-            self._caller(context)
+            tenant = self._caller(context).tenant
             self._check(request)
             return tandem_pb2.DetokenizeResponse(
-                prompt=await self._service.detokenize(list(request.tokens))
+                prompt=await self._service.detokenize(list(request.tokens), tenant)
             )
         return tandem_pb2.DetokenizeResponse()
 

@@ -3,15 +3,17 @@ vLLM has them."""
 
 from typing import Annotated, Self
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from deployments.api import unserved
 from deployments.api.answers import Endpoint
+from deployments.api.auth import caller_of
 from deployments.api.chat_messages import Messages
 from deployments.api.conversation_fields import ConversationFields
 from deployments.api.errors import ERROR_RESPONSES
 from deployments.api.validation import RequestModel, check_text, field_error
+from deployments.router.request import Caller
 from deployments.router.service import GenerationService
 
 Text = Annotated[str, AfterValidator(check_text)]
@@ -64,10 +66,11 @@ class TokenizeRequest(ConversationFields):
             )
         return self
 
-    async def tokens(self, service: GenerationService) -> tuple[int, ...]:
-        """The token ids; raises InvalidRequestError and its subclasses."""
+    async def tokens(self, service: GenerationService, caller: Caller) -> tuple[int, ...]:
+        """The token ids; raises InvalidRequestError, OverloadedError and their subclasses."""
         return await service.tokenize(
             self.conversation() if self.prompt is None else self.prompt,
+            caller.tenant,
             add_special_tokens=self.add_special_tokens,
             parse_special_tokens=self.parse_special_tokens,
         )
@@ -95,11 +98,11 @@ class Detokenized(BaseModel):
 
 def _add_tokenize(app: FastAPI, service: GenerationService) -> None:
     @app.post("/tokenize", responses={**ERROR_RESPONSES})
-    async def tokenize(body: TokenizeRequest) -> Tokenized:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Tokenized:
         """The tokens of a text or a conversation. It may be longer than the context: `count` says
         by how much."""
         _check_model(service, body.model)
-        tokens = await body.tokens(service)
+        tokens = await body.tokens(service, caller_of(request.scope))
         return Tokenized(
             count=len(tokens),
             max_model_len=service.model.info.max_model_len,
@@ -110,10 +113,11 @@ def _add_tokenize(app: FastAPI, service: GenerationService) -> None:
 
 def _add_detokenize(app: FastAPI, service: GenerationService) -> None:
     @app.post("/detokenize", responses={**ERROR_RESPONSES})
-    async def detokenize(body: DetokenizeRequest) -> Detokenized:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Detokenized:
         """The text of tokens, special ones included."""
         _check_model(service, body.model)
-        return Detokenized(prompt=await service.detokenize(body.tokens))
+        tenant = caller_of(request.scope).tenant
+        return Detokenized(prompt=await service.detokenize(body.tokens, tenant))
 
 
 def _check_model(service: GenerationService, name: str | None) -> None:

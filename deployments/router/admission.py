@@ -1,6 +1,7 @@
 """Admission: a router takes so many completions at a time, and refuses further ones with 429.
 
-A completion counts from before it is tokenized until it has ended. Where several keys share the
+A completion counts from before it is tokenized until it has ended, and what asks for the tokens of
+a text alone counts as one completion. Where several keys share the
 router, one of them may hold no more than it leaves free for the others: half of the room if it is
 alone, less if others hold some too. What a key may use besides is its account's affair.
 """

@@ -4,12 +4,15 @@ The router compiles a grammar by the same rules as the workers, so what it lets 
 """
 
 import asyncio
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from deployments.router.tenants.keys import Tenant
+from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
-from workers.grammar_compiler import GrammarCompiler
+from workers.grammar_compiler import NUM_THREADS, GrammarCompiler
 from workers.types import WorkerInfo
 
 if TYPE_CHECKING:
@@ -27,26 +30,48 @@ def make_compiler(tokenizer: Tokenizer, info: WorkerInfo) -> GrammarCompiler:
     )
 
 
-async def check_grammar(
-    compiler: GrammarCompiler, grammar: Grammar | None, *, field: str | None
-) -> None:
-    """Raise InvalidRequestError, for the client's `field`, if the grammar cannot be used."""
-    if grammar is None:
-        return
-    compiling = asyncio.wrap_future(compiler.compile(grammar))
-    compiling.add_done_callback(_look_at_its_error)
-    try:
-        # it is shared by all who use the grammar, so none of them cancels it
-        await asyncio.wait_for(asyncio.shield(compiling), CHECK_TIMEOUT_S)
-    except TimeoutError:
-        raise InvalidRequestError(
-            f"the grammar was not compiled within {CHECK_TIMEOUT_S:g} s; make it simpler",
-            field=field,
-        ) from None
-    except InvalidRequestError as error:
-        is_calls = grammar.kind == "tool_calls"
-        fix = "; change that, or let tool_choice be auto" if is_calls else ""
-        raise InvalidRequestError(f"{error}{fix}", field=field) from None
+class GrammarChecker:
+    """Checks the grammars of one router's requests, in turns between keys."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._turns = Slots(NUM_THREADS)
+
+    async def check(self, grammar: Grammar | None, tenant: Tenant, *, field: str | None) -> None:
+        """Raise InvalidRequestError, for the client's `field`, if the grammar cannot be used."""
+        if grammar is None:
+            return
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                compiling = await self._begin(grammar, tenant)
+                # it is shared by all who use the grammar, so none of them cancels it
+                await asyncio.shield(compiling)
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"the grammar was not compiled within {CHECK_TIMEOUT_S:g} s; make it simpler",
+                field=field,
+            ) from None
+        except InvalidRequestError as error:
+            is_calls = grammar.kind == "tool_calls"
+            fix = "; change that, or let tool_choice be auto" if is_calls else ""
+            raise InvalidRequestError(f"{error}{fix}", field=field) from None
+
+    async def _begin(self, grammar: Grammar, tenant: Tenant) -> "asyncio.Future[LLMatcher]":
+        """Have the grammar compiled when it is the tenant's turn; at once if it was before.
+
+        The turn ends with the compiling, even if the client leaves: else one who sends grammars and
+        hangs up would have any number compiled.
+        """
+        with ExitStack() as turn:
+            if not self._compiler.has_begun(grammar):
+                place = turn.enter_context(self._turns.queue(tenant, priority=0, num_tokens=1))
+                await place.has_slot.wait()
+                place.num_used = 1
+            compiling = asyncio.wrap_future(self._compiler.compile(grammar))
+            compiling.add_done_callback(_look_at_its_error)
+            ending = turn.pop_all()
+            compiling.add_done_callback(lambda _: ending.close())
+        return compiling
 
 
 def _look_at_its_error(compiling: "asyncio.Future[LLMatcher]") -> None:

@@ -1,8 +1,8 @@
-"""From prompts to token ids: off the event loop, and refused where they cannot fit."""
+"""From prompts to token ids, and back: off the event loop, in turns between keys."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TypeVar
@@ -14,15 +14,15 @@ from deployments.router.text import split_text
 from deployments.router.tokenizer import Tokenizer, without_special_names
 from workers.errors import ContextLengthError
 
-InputT = TypeVar("InputT")
+InputT = TypeVar("InputT", bound=Sized)
 OutputT = TypeVar("OutputT")
 
 NUM_THREADS = 2
-"""Requests that are tokenized at a time, so that a long one does not hold up all others."""
+"""Requests that are read at a time, so that a long one does not hold up all others."""
 
 
 class PromptReader:
-    """Tokenizes the prompts of one router's requests."""
+    """Tokenizes the texts of one router's requests, and spells tokens out."""
 
     def __init__(self, tokenizer: Tokenizer, *, max_model_len: int) -> None:
         self._tokenizer = tokenizer
@@ -44,9 +44,6 @@ class PromptReader:
     ) -> list[tuple[int, ...]]:
         """The token ids of each prompt; raises ContextLengthError for a text that cannot fit.
 
-        Tenants take turns, so that one with many long texts does not hold up the others. When the
-        caller is cancelled, those of its texts that were not begun are not read any more.
-
         Args:
             add_special_tokens: whether the tokenizer adds its own, such as one that begins texts.
             parse_special_tokens: whether the name of a special token in a text means that token.
@@ -62,54 +59,53 @@ class PromptReader:
             tokenizer = self._tokenizer if parse_special_tokens else self._literal_tokenizer
             return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-        num_characters = sum(map(len, texts))
-        with self._turns.queue(tenant, priority=0, num_tokens=num_characters) as place:
-            await place.has_slot.wait()  # and if it is taken away again, the texts are read
-            encoded = iter(await self._in_thread(encode, texts))
-            place.num_used = num_characters
+        encoded = iter(await self._in_turn(tenant, encode, texts))
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The token ids of one text; raises ContextLengthError where `read` does.
-
-        Without `add_special_tokens` the tokenizer adds none of its own, such as one that begins
-        every text.
-        """
-        self._check_length(text)
-        encode = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return tuple(await loop.run_in_executor(self._threads, encode))
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
+    async def detokenize(self, token_ids: Sequence[int], tenant: Tenant) -> str:
         """The text of token ids, special tokens included; the ids are known to be the model's."""
-        decode = partial(self._tokenizer.decode, list(token_ids), skip_special_tokens=False)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        decode = partial(self._tokenizer.decode, skip_special_tokens=False)
+        (text,) = await self._in_turn(tenant, decode, [list(token_ids)])
+        return text
 
     @cached_property
     def _literal_tokenizer(self) -> Tokenizer:
         return without_special_names(self._tokenizer)
 
-    async def read_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    async def read_words(self, words: Sequence[str], tenant: Tenant) -> tuple[tuple[int, ...], ...]:
         """The token ids of each word at the beginning of a text, and behind a space."""
 
         def encode(word: str) -> list[tuple[int, ...]]:
             spellings = (word, f" {word.lstrip()}")
             return [tuple(self._tokenizer.encode(w, add_special_tokens=False)) for w in spellings]
 
-        spelt = [spelling for both in await self._in_thread(encode, words) for spelling in both]
-        return tuple(dict.fromkeys(spelling for spelling in spelt if spelling))
+        pairs = await self._in_turn(tenant, encode, words)
+        return tuple(dict.fromkeys(spelling for pair in pairs for spelling in pair if spelling))
 
     async def split(
-        self, prompts: Sequence[tuple[int, ...]], *, skip_special_tokens: bool
+        self, prompts: Sequence[tuple[int, ...]], tenant: Tenant, *, skip_special_tokens: bool
     ) -> list[tuple[str, ...]]:
         """What each token of each prompt adds to its text."""
         split = partial(split_text, self._tokenizer, skip_special_tokens=skip_special_tokens)
-        return await self._in_thread(split, prompts)
+        return await self._in_turn(tenant, split, prompts)
+
+    async def _in_turn(
+        self, tenant: Tenant, read: Callable[[InputT], OutputT], inputs: Sequence[InputT]
+    ) -> list[OutputT]:
+        """Read each input in a thread, when it is the tenant's turn.
+
+        Tenants take turns by the length of what they have read, so that one with much to read does
+        not hold up the others. When the caller is cancelled, inputs that were not begun are left.
+        """
+        length = sum(map(len, inputs))
+        with self._turns.queue(tenant, priority=0, num_tokens=length) as place:
+            await place.has_slot.wait()  # and if it is taken away again, the inputs are read
+            place.num_used = length
+            return await self._in_thread(read, inputs)
 
     async def _in_thread(
         self, read: Callable[[InputT], OutputT], inputs: Sequence[InputT]
     ) -> list[OutputT]:
-        """Read each input; when the caller is cancelled, those that were not begun are left."""
         has_left = threading.Event()
 
         def read_all() -> list[OutputT]:

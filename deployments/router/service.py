@@ -14,7 +14,7 @@ from deployments.router.chat.text import MessageFormat
 from deployments.router.completion import Runtime
 from deployments.router.drafting import forced
 from deployments.router.generation import Generation
-from deployments.router.grammars import check_grammar, make_compiler
+from deployments.router.grammars import GrammarChecker, make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
 from deployments.router.prompts import PromptReader
@@ -27,7 +27,7 @@ from deployments.router.request import (
 )
 from deployments.router.request_log import RequestLog
 from deployments.router.tenants.account import RateLimits
-from deployments.router.tenants.keys import Keys, Tenant
+from deployments.router.tenants.keys import ANYBODY, Keys, Tenant
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
@@ -97,7 +97,7 @@ class GenerationService:
         self._chats = ChatRequests(
             model.chat_template, model.tokenizer, stop_strings=model.chat_stop
         )
-        self._grammars = grammars or make_compiler(model.tokenizer, model.info)
+        self._grammars = GrammarChecker(grammars or make_compiler(model.tokenizer, model.info))
 
     @property
     def num_unfinished(self) -> int:
@@ -137,9 +137,7 @@ class GenerationService:
         try:
             self._check(request)
             request = self._chats.with_ends(self._chats.with_tags(request))
-            with self._admission.reserve(
-                request.num_completions, caller.tenant, num_tenants=self.keys.ring.num_tenants
-            ) as reservation:
+            with self._reserve(request.num_completions, caller.tenant) as reservation:
                 generation = await self._prepare(request, caller.tenant, started, reservation)
                 try:
                     yield generation
@@ -158,7 +156,7 @@ class GenerationService:
     ) -> Generation:
         """Read the prompts and charge the key for what is to come; raises InvalidRequestError."""
         prompts = await self._prompts.read(
-            await self._conversations.read(request.prompts),
+            await self._conversations.read(request.prompts, tenant),
             tenant,
             add_special_tokens=request.add_special_tokens,
             parse_special_tokens=request.parse_special_tokens,
@@ -167,11 +165,11 @@ class GenerationService:
             self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
         prediction = await self._prediction(request, tenant)
         request = self._chats.with_grammar(request, prompts)
-        await check_grammar(self._grammars, request.sampling.grammar, field=request.grammar_field)
+        await self._grammars.check(request.sampling.grammar, tenant, field=request.grammar_field)
         generation = Generation(
-            replace(request, sampling=await self._sampling(request)),
+            replace(request, sampling=await self._sampling(request, tenant)),
             prompts,
-            prompt_texts=await self._prompt_texts(request, prompts),
+            prompt_texts=await self._prompt_texts(request, prompts, tenant),
             prediction=prediction,
             tenant=tenant,
             started=started,
@@ -192,11 +190,14 @@ class GenerationService:
     async def tokenize(
         self,
         prompt: str | Conversation,
+        tenant: Tenant = ANYBODY,
         *,
         add_special_tokens: bool | None = None,
         parse_special_tokens: bool = True,
     ) -> tuple[int, ...]:
         """The token ids of a text or a conversation, which need not fit the context.
+
+        It takes the room of one completion meanwhile; raises as `open` does.
 
         Args:
             add_special_tokens: whether the tokenizer adds its own, such as one that begins texts;
@@ -204,31 +205,42 @@ class GenerationService:
             parse_special_tokens: whether the name of a special token in a text means that token; in
                 a conversation it does.
         """
-        if isinstance(prompt, Conversation):
-            return await self._conversations.tokenize(
-                prompt, add_special_tokens=add_special_tokens is True
+        with self._reserve(1, tenant):
+            if isinstance(prompt, Conversation):
+                return await self._conversations.tokenize(
+                    prompt, tenant, add_special_tokens=add_special_tokens is True
+                )
+            (tokens,) = await self._prompts.read(
+                [prompt],
+                tenant,
+                add_special_tokens=add_special_tokens is not False,
+                parse_special_tokens=parse_special_tokens,
             )
-        (tokens,) = await self._prompts.read(
-            [prompt],
-            add_special_tokens=add_special_tokens is not False,
-            parse_special_tokens=parse_special_tokens,
-        )
-        return tokens
+            return tokens
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; raises InvalidRequestError for an id that the model has not."""
+    async def detokenize(self, token_ids: Sequence[int], tenant: Tenant = ANYBODY) -> str:
+        """The text of token ids, which takes the room of one completion meanwhile.
+
+        Raises InvalidRequestError for an id that the model has not, and as `open` does.
+        """
         self._check_token_ids("tokens", token_ids)
-        return await self._prompts.detokenize(token_ids)
+        with self._reserve(1, tenant):
+            return await self._prompts.detokenize(token_ids, tenant)
+
+    def _reserve(self, num_completions: int, tenant: Tenant) -> Reservation:
+        """Let a request in, to be used as a context manager at once; raises OverloadedError."""
+        num_tenants = self.keys.ring.num_tenants
+        return self._admission.reserve(num_completions, tenant, num_tenants=num_tenants)
 
     def token_names(self, token_ids: Sequence[int]) -> list[str]:
         """The names that the vocabulary has for tokens."""
         return self.model.tokenizer.convert_ids_to_tokens(list(token_ids))
 
-    async def _sampling(self, request: GenerationRequest) -> SamplingParams:
+    async def _sampling(self, request: GenerationRequest, tenant: Tenant) -> SamplingParams:
         """A request's parameters, with what only the tokenizer and the model can add."""
         sampling = request.sampling
         if request.bad_words:
-            bad_words = await self._prompts.read_words(request.bad_words)
+            bad_words = await self._prompts.read_words(request.bad_words, tenant)
             sampling = replace(sampling, bad_words=bad_words)
         if sampling.min_tokens > 0 and not request.ignore_eos:
             end_tokens = (*sampling.stop_token_ids, *self.model.info.eos_token_ids)
@@ -252,12 +264,14 @@ class GenerationService:
         return tokens
 
     async def _prompt_texts(
-        self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
+        self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]], tenant: Tenant
     ) -> Sequence[tuple[str, ...]]:
         """What each token of each prompt adds to its text, if that is wanted."""
         if not request.echo:
             return ()
-        return await self._prompts.split(prompts, skip_special_tokens=request.skip_special_tokens)
+        return await self._prompts.split(
+            prompts, tenant, skip_special_tokens=request.skip_special_tokens
+        )
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNameError unless the model of this name is served; no name means it."""

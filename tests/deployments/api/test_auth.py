@@ -3,26 +3,27 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from deployments.api.auth import authenticate, rate_limit_headers
-from deployments.api.grpc import Rpcs
 from deployments.api.tandem_pb2 import (
+    DESCRIPTOR,
     DetokenizeRequest,
     GenerateRequest,
-    ListModelsRequest,
     TokenizeRequest,
 )
 from deployments.router.request import Caller
 from deployments.router.request_log import RequestLog
 from deployments.router.tenants.account import RateLimit, RateLimits
 from deployments.router.tenants.keys import ApiKey, KeyLimits, KeyRing, Keys, Tenant, digest_of
+from tandem.fuzz.grpc_server import grpc_channel
 from tests.deployments.loops import Models
 from tests.deployments.serving import (
     MAX_REQUEST_BYTES,
@@ -35,11 +36,15 @@ from tests.deployments.serving import (
     local_serving,
     stream,
 )
-from workers.errors import AuthenticationError, TandemError
+from tests.fakes import CharacterTokenizer
+from workers.errors import AuthenticationError
 
 SECRET = "sk-0123456789abcdef"
 LIMITED = "sk-limited-0123456789"
 BEARER = {"Authorization": f"Bearer {SECRET}"}
+SERVICE = DESCRIPTOR.services_by_name["Generation"]
+RPCS = dict(SERVICE.methods_by_name)
+"""All of them ask for a key, those to come too."""
 
 
 def ring_of(**limits: Any) -> KeyRing:
@@ -199,28 +204,36 @@ class TestGrpc:
         with pytest.raises(AuthenticationError):
             authenticate(ring, twice)
 
-    async def test_calls_without_a_key_are_unauthenticated(self, serving: LocalServing) -> None:
-        rpcs = Rpcs(serving.service, max_request_bytes=MAX_REQUEST_BYTES)
-        request = GenerateRequest(text="Hello", max_tokens=4, ignore_eos=True)
-        calls: list[Callable[[GrpcContext], Awaitable[Any]]] = [
-            partial(rpcs.generate, request),
-            partial(rpcs.tokenize, TokenizeRequest(prompt="Hello")),
-            partial(rpcs.detokenize, DetokenizeRequest(tokens=[5])),
-            partial(rpcs.list_models, ListModelsRequest()),
-        ]
-        for context in (GrpcContext(), GrpcContext(authorization="Bearer wrong-key")):
-            for call in calls:
-                await call(context)
-                assert context.code == grpc.StatusCode.UNAUTHENTICATED
-                context.code = None
-            with pytest.raises(TandemError):
-                async for _ in rpcs.generate_stream(request, context):
-                    pass
-            assert context.code == grpc.StatusCode.UNAUTHENTICATED
+    @pytest.mark.parametrize("name", RPCS)
+    async def test_calls_without_a_key_are_unauthenticated(
+        self, name: str, serving: LocalServing
+    ) -> None:
+        method = RPCS[name]
+        raw = GetMessageClass(method.input_type)().SerializeToString()
+
+        async def code_of(*metadata: tuple[str, str]) -> grpc.StatusCode:
+            """The code with which an empty request ends."""
+            path = f"/{SERVICE.full_name}/{name}"
+            try:
+                if method.server_streaming:
+                    [_ async for _ in channel.unary_stream(path)(raw, metadata=metadata)]
+                else:
+                    await channel.unary_unary(path)(raw, metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+            return grpc.StatusCode.OK
+
+        async with grpc_channel(serving.service, max_request_bytes=MAX_REQUEST_BYTES) as channel:
+            for metadata in ((), (("authorization", "Bearer wrong-key"),)):
+                assert await code_of(*metadata) is grpc.StatusCode.UNAUTHENTICATED
+            with_key = await code_of(("authorization", f"Bearer {SECRET}"))
+        assert with_key in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+        assert serving.service.num_unfinished == 0
+
+    async def test_a_call_with_a_key_is_answered(self, serving: LocalServing) -> None:
         context = GrpcContext(authorization=f"Bearer {SECRET}")
-        for call in calls:
-            await call(context)
-        assert len((await rpcs.generate(request, context)).token_ids) == 4
+        request = GenerateRequest(text="Hello", max_tokens=4, ignore_eos=True)
+        assert len((await serving.rpcs.generate(request, context)).token_ids) == 4
         assert context.code is None
 
 
@@ -264,6 +277,59 @@ class TestLimits:
             assert refused.status_code == 429
             assert "may need 115" in refused.json()["error"]["message"]
             assert serving.service.num_unfinished == 0
+
+    @pytest.mark.parametrize(
+        ("path", "asked"),
+        [("/tokenize", {"prompt": "Hello"}), ("/detokenize", {"tokens": [5]})],
+    )
+    async def test_they_hold_for_tokens_of_texts_too(
+        self, path: str, asked: dict[str, Any], models: Models
+    ) -> None:
+        keys = Keys(ring_of(requests_per_second=0.01, tokens_per_minute=1))
+        async with local_serving(models.target, keys=keys) as serving, client_of(serving) as client:
+            client.headers["Authorization"] = f"Bearer {LIMITED}"
+            first, *others = [await client.post(path, json=asked) for _ in range(3)]
+            assert first.status_code == 200
+            assert self.remaining(first) == 1  # no tokens are charged
+            for refused in others:
+                assert refused.status_code == 429
+                assert 90 < int(refused.headers["retry-after"]) <= 100
+            context = GrpcContext(authorization=f"Bearer {LIMITED}")
+            if path == "/tokenize":
+                await serving.rpcs.tokenize(TokenizeRequest(**asked), context)
+            else:
+                await serving.rpcs.detokenize(DetokenizeRequest(**asked), context)
+            assert context.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert 90 < int(context.trailing["retry-after"]) <= 100
+            assert (await client.post(path, json=asked, headers=BEARER)).status_code == 200
+            assert serving.service.num_unfinished == 0
+
+    async def test_tokens_of_texts_take_room_while_they_are_read(
+        self, models: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So texts that wait for their turn are as few as completions."""
+        keys = Keys(ring_of(max_concurrent=3))
+        go_on = threading.Event()
+        encode = CharacterTokenizer.encode
+
+        def held(tokenizer: CharacterTokenizer, text: str, **options: Any) -> list[int]:
+            assert go_on.wait(timeout=10)
+            return encode(tokenizer, text, **options)
+
+        monkeypatch.setattr(CharacterTokenizer, "encode", held)
+        async with local_serving(models.target, keys=keys) as serving, client_of(serving) as client:
+            client.headers["Authorization"] = f"Bearer {LIMITED}"
+
+            async def ask() -> int:
+                return (await client.post("/tokenize", json={"prompt": "Hello"})).status_code
+
+            asked = [asyncio.create_task(ask()) for _ in range(8)]
+            while sum(task.done() for task in asked) < 5:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            statuses = await asyncio.gather(*asked)
+            assert (statuses.count(200), statuses.count(429)) == (3, 5)
+            assert await ask() == 200
 
     def remaining(self, response: httpx.Response) -> int:
         return int(response.headers["x-ratelimit-remaining-tokens"])

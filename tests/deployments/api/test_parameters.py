@@ -8,6 +8,7 @@ import pytest
 
 from cluster import bundled
 from deployments.router.prompts import PromptReader
+from deployments.router.tenants.keys import ANYBODY
 from deployments.router.tokenizer import load_tokenizer
 from tests.deployments.loops import Models
 from tests.deployments.serving import (
@@ -369,17 +370,17 @@ class TestSpecialTokens:
         assert parsed[1] not in literal
         (again,) = await reader.read([text])
         assert again == parsed
-        (split,) = await reader.split([literal], skip_special_tokens=True)
+        (split,) = await reader.split([literal], ANYBODY, skip_special_tokens=True)
         assert "".join(split) == text
 
     async def test_their_text_may_be_shown(self, reader: PromptReader) -> None:
         (tokens,) = await reader.read(["a<|endoftext|>b"])
-        (hidden,) = await reader.split([tokens], skip_special_tokens=True)
-        (shown,) = await reader.split([tokens], skip_special_tokens=False)
+        (hidden,) = await reader.split([tokens], ANYBODY, skip_special_tokens=True)
+        (shown,) = await reader.split([tokens], ANYBODY, skip_special_tokens=False)
         assert "".join(hidden) == "ab"
         assert shown == ("a", "<|endoftext|>", "b")
 
     async def test_a_bad_word_is_read_with_and_without_a_space(self, reader: PromptReader) -> None:
-        words = await reader.read_words(["class", " class", "x"])
+        words = await reader.read_words(["class", " class", "x"], ANYBODY)
         assert len(words) == 4
         assert all(words)
