@@ -4,7 +4,7 @@ from deployments.router.tenants.keys import ApiKey, KeyLimits, KeyRing, Tenant, 
 
 KEY = "sk-fuzz-free"
 LIMITED_KEY = "sk-fuzz-limited"
-LIMITS = KeyLimits(requests_per_second=50, max_concurrent=4, tokens_per_minute=20_000)
+LIMITS = KeyLimits(requests_per_second=1, max_concurrent=2, tokens_per_minute=5_000)
 RING = KeyRing(
     [
         ApiKey(digest=digest_of(KEY), tenant=Tenant(name="free")),

@@ -41,6 +41,7 @@ async def test_60_calls_end_with_codes_of_a_client_s_own_doing(subject: Subject)
     assert report.codes["OK"] > 15
     assert report.codes["INVALID_ARGUMENT"] > 5
     assert report.codes["UNAUTHENTICATED"] > 1
+    assert report.codes["RESOURCE_EXHAUSTED"] > 0  # of the limited key
 
 
 def test_calls_are_drawn_alike_and_reach_every_method() -> None:
