@@ -57,6 +57,10 @@ def load_weights(
     check_class(source, config)
     _check_dtype(source, config, dtype)
     quantizing.check_quantization(source, config.to_dict(), quantization, device)
+    compute_dtype = _compute_dtype(config, dtype)
+    if quantization != "none":
+        planned = build_without_weights(source, config, compute_dtype)
+        quantizing.check_layers(source, planned, quantization)
     where: dict[str, Any] = {"device_map": {"": device}}
     if tp_size > 1:
         ep_size = tp_size if has_whole_experts(config) else 1
@@ -70,7 +74,7 @@ def load_weights(
             config=config,
             dtype=dtype,
             **where,
-            **quantizing.loading_options(quantization, _compute_dtype(config, dtype)),
+            **quantizing.loading_options(quantization, compute_dtype),
             attn_implementation=attention.ATTENTION_NAME,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below

@@ -181,7 +181,15 @@ def load_model(
         if quantization != "none":
             return load_model(name, dtype="float32", device=device, quantization=quantization)
         module = module.float()  # config.json names no dtype
-    return make_model(name, module, tp_size=tp_size, quantization=quantization)
+    try:
+        return make_model(name, module, tp_size=tp_size, quantization=quantization)
+    except UnsupportedModelError as error:
+        if quantization == "none":
+            raise
+        raise UnsupportedModelError(
+            f"{error}; its weights were quantized (quantization {quantization}): use another one, "
+            "or none"
+        ) from error
 
 
 def make_model(

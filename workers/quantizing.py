@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from workers.errors import ConfigError
+from workers.errors import ConfigError, UnsupportedModelError
 from workers.model_source import AnyModel
 from workers.quantization import (
     PACKAGES_OF,
@@ -66,6 +66,25 @@ def check_quantization(
             f"{option} is {quantization!r}, but the installed bitsandbytes has nothing for "
             f"{device.type!r}; use {option}=int8"
         )
+
+
+def check_layers(name: AnyModel, module: PreTrainedModel, quantization: Quantization) -> None:
+    """Raise UnsupportedModelError where a model, as it is on the meta device, would stay as it is.
+
+    Transformers' quantizers pass over layers of a kind that they do not know, and say nothing.
+    """
+    if quantization == "none" or _takes_some(module, quantization):
+        return
+    others = [other for other in PACKAGES_OF if _takes_some(module, other)]
+    raise UnsupportedModelError(
+        f"model {name!r} ({module.config.model_type}) has no layers of the kind that "
+        f"{PACKAGES_OF[quantization]} quantizes, so {quantization} would leave it as it is; "
+        + (f"use {' or '.join(others)}, or no quantization" if others else "do not quantize it")
+    )
+
+
+def _takes_some(module: PreTrainedModel, quantization: Quantization) -> bool:
+    return next(_weights_to_quantize(module, quantization), None) is not None
 
 
 def _devices_of_bitsandbytes() -> frozenset[str]:

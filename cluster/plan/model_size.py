@@ -23,7 +23,7 @@ from workers.model_source import AnyModel, ModelSource
 from workers.observation import observe_layers
 from workers.precision import chosen_dtype, own_dtype
 from workers.quantization import Quantization
-from workers.quantizing import planned_bytes
+from workers.quantizing import check_layers, planned_bytes
 from workers.tensor_plans import has_whole_experts
 from workers.wrappers import drop_towers
 
@@ -116,6 +116,7 @@ def size_model(
         quantization=quantization,
         slot_bytes=sum(spec.slot_bytes(torch_dtype) for spec in layers.attention),
         state_bytes=sum(spec.num_bytes for spec in layers.states),
+    check_layers(name, module, quantization)
         max_position=max_position_of(name, config),
         remarks=remarks,
     )

@@ -18,7 +18,7 @@ from tests.workers.decoding import CACHE, GREEDY, SAMPLED, generate, make_prompt
 from workers import quantization
 from workers.cpu.packed_linear import has_streams
 from workers.drafters.model import ModelDrafter, load_draft_model
-from workers.errors import ConfigError
+from workers.errors import ConfigError, UnsupportedModelError
 from workers.loading import load_weights
 from workers.model import Model, load_config, load_model
 from workers.paged_model import CacheOptions
@@ -182,6 +182,32 @@ def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> Non
         load_model(name, device="cpu", quantization="int8")
 
 
+@pytest.mark.parametrize("read", [load_model, size_model])
+def test_a_model_of_which_nothing_would_be_quantized_is_refused(
+    read: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the same model under another name, at load and when it is planned."""
+    monkeypatch.setattr("workers.quantizing.is_installed", lambda _: True)
+    sentence = (
+        r"\(gpt2\) has no layers of the kind that torchao quantizes, so int8 would leave it as it "
+        "is; use bnb_int8 or bnb_nf4, or no quantization"
+    )
+    with pytest.raises(UnsupportedModelError, match=sentence):
+        read(save_model(tmp_path, "gpt2"), quantization="int8")
+
+
+def test_a_model_whose_code_fails_with_quantized_layers_is_refused(tmp_path: Path) -> None:
+    if not quantization.is_installed("bitsandbytes"):
+        pytest.skip("needs bitsandbytes")
+    name = save_model(tmp_path, "kimi_linear")
+    sentence = (
+        r"\(kimi_linear\) cannot be served: it fails over a paged cache .*; its weights were "
+        r"quantized \(quantization bnb_int8\): use another one, or none"
+    )
+    with pytest.raises(UnsupportedModelError, match=sentence):
+        load_model(name, device="cpu", quantization="bnb_int8")
+
+
 def test_a_device_that_bitsandbytes_has_nothing_for(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,14 +272,13 @@ def agreement(how: Quantization, written: list[list[int]]) -> Tensor:
 
 
 @of_quantizations
-def test_a_quantized_draft_is_accepted_as_often(
+def test_a_quantized_draft_guesses_nearly_as_many_tokens(
     how: Quantization, written: list[list[int]]
 ) -> None:
-    """It loses 0.05 at most, as far as so few texts can tell; docs/models.md has figures of
-    more."""
+    """Of greedy texts 0.05 fewer at most. Of sampled ones `bnb_nf4` costs this small draft a little
+    more: docs/models.md has figures of both."""
     plain = agreement("none", written)
     assert plain.mean() > 0.6
     lost = plain - agreement(how, written)
-    standard_error = lost.std() / NUM_PROMPTS**0.5
-    assert standard_error < 0.01
-    assert lost.mean() - 2 * standard_error < 0.05
+    assert lost.std() / NUM_PROMPTS**0.5 < 0.01
+    assert lost.mean() < 0.05
