@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaModel
 
 from tests.grammars import save_grammar_model
 from tests.tiny_models import (
@@ -154,6 +155,34 @@ class TestFirstLayers:
     def test_recurrent_layers_do_not_draft(self, family: str) -> None:
         with pytest.raises(ConfigError, match=r"early_exit_layer is 2, but 'x' has recurrent lay"):
             check_first_layers("x", make_config(family), 2)
+
+    def test_layers_that_do_not_run_without_the_others_do_not_draft(
+        self, tiny_model: LoadModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = LlamaModel.forward
+
+        def run_and_look_at_the_last(self: Any, *args: Any, **kwargs: Any) -> Any:
+            assert self.layers[2] is not None
+            return run(self, *args, **kwargs)
+
+        monkeypatch.setattr(LlamaModel, "forward", run_and_look_at_the_last)
+        model = tiny_model()
+        sentence = (
+            rf"the first 2 layers of '{model.name}' do not run without the others, so they cannot "
+            "draft; use another drafter than early_exit: .*IndexError"
+        )
+        with pytest.raises(ConfigError, match=sentence):
+            Target(model, CACHE, early_exit_layer=2)
+
+    def test_layers_that_are_in_no_list_do_not_draft(self, tmp_path: Path) -> None:
+        model = load_model(save_model(tmp_path), device="cpu")
+        model.module.model.layers = torch.nn.Sequential(*model.module.model.layers)
+        sentence = (
+            "LlamaForCausalLM has its layers in no list, so that the first 1 cannot be told apart; "
+            "use another drafter than early_exit"
+        )
+        with pytest.raises(ConfigError, match=sentence):
+            Target(model, CACHE, early_exit_layer=1)
 
     def test_a_target_without_early_exit_makes_no_drafts(self, tiny_model: LoadModel) -> None:
         request = Writer(Target(tiny_model(), CACHE), make_prompt(1, 5)).request()

@@ -17,8 +17,6 @@ from workers.state_slots import num_slots
 from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult
 
-NUM_TOKENS = 40
-
 
 class Router:
     """Sequences that are verified in a random order, of which anything may get lost."""
@@ -77,16 +75,19 @@ def scarce_cache(model: Model) -> CacheOptions:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [("qwen3_5", 0), ("qwen3_5", 1), ("qwen3_next", 0), ("lfm2", 0), ("bamba", 0)],
+)
 def test_states_survive_rejections_preemption_and_moves(
     family: str, seed: int, tiny_model: Callable[..., Model]
 ) -> None:
-    model, rng = tiny_model(family), random.Random(seed)
+    # with fewer heads, states would take so much of the cache that blocks never run out
+    model, rng = tiny_model(family, num_key_value_heads=4), random.Random(seed)
     texts = {}
     for index in range(4):
         prompt = make_prompt(index, 18)
-        alone = generate(Target(model, CACHE), prompt, 80, sampling=SAMPLED, seq_id=str(index))
+        alone = generate(Target(model, CACHE), prompt, 60, sampling=SAMPLED, seq_id=str(index))
         texts[str(index)] = prompt + alone
     target = Target(model, scarce_cache(model), max_batched_tokens=16)
     router = Router(target, texts, 18)

@@ -278,9 +278,8 @@ def test_what_is_kept_changes_no_draft(
             request(tokens[:end], assumed=assumed, sampling=SAMPLED),
         )
         assert kept.needs_tokens_from is None
-        if method == "intersection":
-            assert kept.draft_tokens == fresh.draft_tokens
-            assert kept.confidences == pytest.approx(fresh.confidences, abs=2e-5)
+        assert kept.draft_tokens == fresh.draft_tokens
+        assert kept.confidences == pytest.approx(fresh.confidences, abs=2e-5)
         vocabulary = range(len(wrapped(target)))
         assert all(token in vocabulary for token in kept.draft_tokens)
         assert all(0.0 < confidence <= 1.0 for confidence in kept.confidences)

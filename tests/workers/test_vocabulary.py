@@ -1,10 +1,11 @@
 """What is done with a draft whose tokens are not the target's."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
 
 from tests.tiny_models import save_model, save_tokenizer
 from tests.tokenizers import save_speaking_model
@@ -145,3 +146,16 @@ def test_a_method_needs_both_tokenizers(tmp_path: Path) -> None:
     with pytest.raises(VocabularyMismatchError, match="but the draft has no tokenizer") as caught:
         compare_vocabularies(target, draft, "retokenize")
     assert ADVICE in str(caught.value)
+
+
+def test_a_tokenizer_that_does_not_say_what_its_tokens_spell(tmp_path: Path) -> None:
+    """As one in Python alone, which has no tokenizer.json."""
+    target = save_speaking_model(tmp_path / "target", "byte level")
+    draft = save_model(tmp_path / "draft")
+    ByT5Tokenizer().save_pretrained(draft)
+    sentence = (
+        f"the tokenizer of '{draft}' does not say what its tokens spell; put its tokenizer.json "
+        "beside its weights"
+    )
+    with pytest.raises(VocabularyMismatchError, match=re.escape(sentence)):
+        compare_vocabularies(target, draft)
