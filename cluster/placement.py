@@ -20,7 +20,9 @@ Strategy = Literal["STRICT_PACK", "PACK"]
 
 # Numbers of a config.json that count what tensor parallelism gives to the ranks.
 HEAD_COUNTS = ("attention_heads", "key_value_heads")
-WIDTHS = ("intermediate_size",)
+WIDTHS = ("intermediate_size", "n_inner")
+# Ways to cut projections by which each rank attends with its own heads.
+OWN_HEADS = frozenset({"colwise", "conv1d_by_heads"})
 EXPERTS = ("num_local_experts",)
 # No group is larger; suggestions end here.
 MAX_TP_SIZE = 64
@@ -226,7 +228,7 @@ def _shared_counts(config: "PreTrainedConfig") -> dict[str, int]:
     if not plan:
         return {}
     # where the projections' output is gathered, each rank attends with all heads
-    has_own_heads = any("att" in rule and style == "colwise" for rule, style in plan.items())
+    has_own_heads = any("att" in rule and style in OWN_HEADS for rule, style in plan.items())
     widths = EXPERTS if has_whole_experts(config) else WIDTHS
     suffixes = HEAD_COUNTS + widths if has_own_heads else widths
     # some have other names in the file than in the library

@@ -25,6 +25,13 @@ PLANS: Mapping[str, Mapping[str, str]] = {
         "layers.*.self_attn": "local_params",
     },
     "qwen3_vl_text": {**_ATTENTION, **_MLP},
+    "gpt2": {  # by ways of ours; see `conv1d_sharing`
+        "h.*.attn": "gpt2_heads",
+        "h.*.attn.c_attn": "conv1d_by_heads",
+        "h.*.attn.c_proj": "conv1d_by_inputs",
+        "h.*.mlp.c_fc": "conv1d_by_outputs",
+        "h.*.mlp.c_proj": "conv1d_by_inputs",
+    },
 }
 """Our plans, by the type of the language model."""
 WHOLE_EXPERTS = frozenset({"gpt_oss"})
@@ -36,6 +43,10 @@ def add_plan(config: "PreTrainedConfig") -> None:
     """Give a configuration our plan, if transformers has none for it."""
     text_config: Any = config.get_text_config()  # on classes, plans are class variables
     if not text_config.base_model_tp_plan and text_config.model_type in PLANS:
+        if text_config.model_type == "gpt2":
+            from workers import conv1d_sharing  # needs torch, and plans have to be without
+
+            conv1d_sharing.register()
         text_config.base_model_tp_plan = dict(PLANS[text_config.model_type])
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from cluster import bundled
 from cluster.placement import check_tensor_parallel
+from workers.conv1d_sharing import narrow
 from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.errors import UnsupportedModelError, first_line
 from workers.loading import build_without_weights
@@ -31,12 +32,16 @@ from workers.wrappers import drop_towers
 # one, or along its inputs, the last.
 OUTPUT_STYLES = frozenset({"colwise", "colwise_gather_output", "colwise_rep", "packed_colwise"})
 INPUT_STYLES = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "packed_rowwise"})
+# The same of layers whose weights lie the other way round.
+CONV1D_OUTPUT_STYLES = frozenset({"conv1d_by_outputs", "conv1d_by_heads"})
+CONV1D_INPUT_STYLES = frozenset({"conv1d_by_inputs"})
 EMBEDDING_DIMS = {"embedding_rowwise": 0, "embedding_colwise": 1}
 EXPERT_STYLES = frozenset({"grouped_gemm"})
 WHOLE_STYLES = frozenset(
     {
         "all_reduce",
         "ep_dispatch_experts",
+        "gpt2_heads",
         "local_params",
         "mla_kv_a_proj",
         "moe_identity_expert",
@@ -46,6 +51,17 @@ WHOLE_STYLES = frozenset(
         "sequence_parallel",
     }
 )
+KNOWN_STYLES = (
+    OUTPUT_STYLES
+    | INPUT_STYLES
+    | CONV1D_OUTPUT_STYLES
+    | CONV1D_INPUT_STYLES
+    | {*EMBEDDING_DIMS}
+    | EXPERT_STYLES
+    | WHOLE_STYLES
+)
+# Modules of these styles reshape what they make by numbers that a rank has its own of.
+NARROWED_STYLES = CONV1D_OUTPUT_STYLES | {"gpt2_heads"}
 # Modules of these styles put their ranks' outputs together, or take each rank's part of the input.
 GATHERING_STYLES = frozenset({"colwise_gather_output", "colwise_rep", "embedding_colwise"})
 SPLITTING_STYLES = frozenset({"rowwise_split_input", "rowwise_rep"})
@@ -100,6 +116,7 @@ def size_model(
     torch_dtype, remarks = _choose_dtype(name, config, dtype, on_gpu=on_gpu)
     module = build_without_weights(source, config, torch_dtype)
     drop_towers(module, lambda: observe_layers(name, module))
+    check_layers(name, module, quantization)
     if tp_size > 1:
         _cut_to_rank(name, module, tp_size)
     try:
@@ -116,7 +133,6 @@ def size_model(
         quantization=quantization,
         slot_bytes=sum(spec.slot_bytes(torch_dtype) for spec in layers.attention),
         state_bytes=sum(spec.num_bytes for spec in layers.states),
-    check_layers(name, module, quantization)
         max_position=max_position_of(name, config),
         remarks=remarks,
     )
@@ -166,8 +182,7 @@ def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
     plan: dict[str, str] = dict(module.tp_plan)
     if has_whole_experts(module.config):
         plan |= module.ep_plan
-    known = OUTPUT_STYLES | INPUT_STYLES | {*EMBEDDING_DIMS} | EXPERT_STYLES | WHOLE_STYLES
-    if unknown := set(plan.values()) - known:
+    if unknown := set(plan.values()) - KNOWN_STYLES:
         raise UnsupportedModelError(
             f"the tensor-parallel plan of {name!r} shares parameters in a way that cannot be "
             f"foreseen: {', '.join(sorted(unknown))}"
@@ -180,7 +195,10 @@ def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
                 style = _style(plan, f"{module_name}.{parameter_name}", module_name)
                 cut[id(whole)] = _cut_parameter(whole, parameter_name, style, tp_size)
             setattr(owner, parameter_name, cut[id(whole)])
-        _add_hooks(owner, _style(plan, module_name))
+        module_style = _style(plan, module_name)
+        if module_style in NARROWED_STYLES:
+            narrow(owner, tp_size)
+        _add_hooks(owner, module_style)
 
 
 def _style(plan: dict[str, str], *names: str) -> str | None:
@@ -190,14 +208,16 @@ def _style(plan: dict[str, str], *names: str) -> str | None:
 
 
 def _cut_parameter(whole: nn.Parameter, name: str, style: str | None, tp_size: int) -> nn.Parameter:
+    if name == "bias" and style in INPUT_STYLES | CONV1D_INPUT_STYLES:
+        return whole  # it is added once, to the ranks' sum
     if style in OUTPUT_STYLES:
         dim = max(whole.ndim - 2, 0)
-    elif style in INPUT_STYLES and name != "bias":  # which is added once, to the ranks' sum
+    elif style in INPUT_STYLES | CONV1D_OUTPUT_STYLES:
         dim = whole.ndim - 1
+    elif style in EXPERT_STYLES | CONV1D_INPUT_STYLES:
+        dim = 0
     elif style in EMBEDDING_DIMS:
         dim = EMBEDDING_DIMS[style]
-    elif style in EXPERT_STYLES:
-        dim = 0
     else:
         return whole
     shape = list(whole.shape)

@@ -31,7 +31,7 @@ from workers.observation import observe_layers
 from workers.quantization import PACKAGES_OF, Quantization, is_installed
 from workers.tensor_plans import add_plan, has_whole_experts
 
-WITHOUT_TP_PLAN = {"gpt2", "opt", "gpt_bigcode"}
+WITHOUT_TP_PLAN = {"opt", "gpt_bigcode"}
 
 
 @pytest.mark.parametrize("family", SERVED)
@@ -125,16 +125,11 @@ def test_each_rank_holds_what_transformers_gives_it(
 
 
 def test_every_way_of_transformers_to_share_is_known() -> None:
-    known = (
-        model_size.OUTPUT_STYLES
-        | model_size.INPUT_STYLES
-        | {*model_size.EMBEDDING_DIMS}
-        | model_size.EXPERT_STYLES
-        | model_size.WHOLE_STYLES
-    )
+    """And ours, once they are registered."""
+    add_plan(make_config("gpt2"))
     kinds = (TensorParallelLayer, ExpertParallelLayer)
     registered = {name for name, style in ALL_PARALLEL_STYLES.items() if isinstance(style, kinds)}
-    assert registered == known
+    assert registered == model_size.KNOWN_STYLES
 
 
 def test_a_way_to_share_that_is_not_known_is_refused(

@@ -20,6 +20,7 @@ from cluster.placement import (
 from cluster.topology import GIB, Node
 from tests.tiny_models import make_config
 from workers.errors import ConfigError, UnsupportedModelError
+from workers.tensor_plans import add_plan
 
 ONE_GPU = RankResources(num_cpus=1, num_gpus=1)
 ONE_CORE = RankResources(num_cpus=1, num_gpus=0)
@@ -171,14 +172,17 @@ def test_workers_without_gpus_share_memory_and_spread_over_cores() -> None:
         # its query, key and value are gathered, so every rank attends with all heads
         ("olmo2", {"num_key_value_heads": 1, "intermediate_size": 96}, [1, 2, 3, 4]),
         ("gpt_neox", {}, [1, 2, 4]),
-        ("gpt2", {}, [1]),
-        ("gpt_oss", {}, [1]),
+        ("gpt2", {}, [1, 2, 4]),
+        ("gpt2", {"n_inner": 66}, [1, 2]),
+        ("gpt_oss", {}, [1, 2]),
+        ("opt", {}, [1]),
     ],
 )
 def test_sizes_that_a_model_allows(
     family: str, changes: dict[str, object], allowed: list[int]
 ) -> None:
     config = make_config(family, **changes)
+    add_plan(config)
     assert tensor_parallel_sizes(config)[: len(allowed)] == allowed
     for tp_size in range(1, 5):
         if tp_size in allowed:
@@ -210,5 +214,5 @@ def test_sizes_that_would_do_are_named() -> None:
 
 
 def test_a_model_without_a_plan_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"no tensor-parallel plan.*gpt2"):
-        check_tensor_parallel("m", make_config("gpt2"), 2)
+    with pytest.raises(UnsupportedModelError, match=r"no tensor-parallel plan.*opt"):
+        check_tensor_parallel("m", make_config("opt"), 2)
