@@ -11,7 +11,7 @@ from deployments.replicas.step_loop import StepLoop
 from deployments.router.round import RoundRecord
 from workers.errors import WorkerLostError, WorkerTimeoutError
 from workers.step_worker import StepWorker
-from workers.types import ProposeRequest, ProposeResult, Reply
+from workers.types import ProposeRequest, ProposeResult, Reply, WorkerInfo
 
 END = "<|end|>"
 """The special token of a byte_tokenizer."""
@@ -100,6 +100,11 @@ class LocalWorkers:
     def kill(self, replica_id: str) -> None:
         """Take away a replica and its cache; calls to it go to another."""
         self._killed.append(self.replicas.pop(replica_id))
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What the first replica says of itself."""
+        return next(iter(self.replicas.values())).worker.info
 
     @property
     def num_sequences(self) -> int:

@@ -23,6 +23,7 @@ from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver, Scr
 from tests.tiny_models import VOCAB_SIZE
 from workers.drafters.model import ModelDrafter
 from workers.errors import TandemError
+from workers.grammar_compiler import GrammarCompiler
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -110,22 +111,14 @@ async def running_loop(
     options: LoopOptions = FAST,
     cache: CacheOptions = CACHE,
     max_gamma: int = 8,
-    max_model_len: int = 256,
 ) -> AsyncIterator[tuple[RoundLoop, LocalWorkers, RecordingObserver]]:
     """`drafters` come in place of those that `drafter` names."""
+    targets = targets or local_targets(models.target, drafter, cache, num_replicas=num_targets)
+    max_model_len = targets.info.max_model_len
     if drafters is None:
         drafters = drafters_of(
             drafter, drafts, timeout_s=draft_timeout_s, max_model_len=max_model_len
         )
-    has_early_exit = "early_exit" in drafter
-
-    def make_target() -> Target:
-        early_exit_layer = EARLY_EXIT_LAYER if has_early_exit else None
-        return Target(
-            models.target, cache, max_batched_tokens=32, early_exit_layer=early_exit_layer
-        )
-
-    targets = targets or LocalWorkers(make_target, num_replicas=num_targets)
     observer = RecordingObserver()
     loop = RoundLoop(
         targets=targets,
@@ -149,9 +142,22 @@ async def running_loop(
             await drafts.close()
 
 
+def local_targets(
+    model: Model, drafter: str, cache: CacheOptions = CACHE, *, num_replicas: int = 1
+) -> LocalWorkers:
+    """Targets in this process, with an early exit if the option `drafter` names it."""
+    early_exit_layer = EARLY_EXIT_LAYER if "early_exit" in drafter else None
+
+    def make_target() -> Target:
+        return Target(model, cache, max_batched_tokens=32, early_exit_layer=early_exit_layer)
+
+    return LocalWorkers(make_target, num_replicas)
+
+
 def drafters_of(
     drafter: str,
     drafts: DraftClient | None,
+    grammars: GrammarCompiler | None = None,
     *,
     timeout_s: float = 5.0,
     max_model_len: int = 256,
@@ -162,7 +168,7 @@ def drafters_of(
     pool = None
     if drafts is not None:
         pool = PooledDrafter(drafts, timeout_s=timeout_s, max_model_len=max_model_len)
-    return make_drafters(names, pool)
+    return make_drafters(names, pool, grammars)
 
 
 async def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

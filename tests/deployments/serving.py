@@ -17,29 +17,28 @@ from deployments.api.grpc import Rpcs
 from deployments.api.http import HttpOptions, make_app
 from deployments.router.admission import AdmissionLimits
 from deployments.router.chat.template import ChatTemplate
-from deployments.router.drafting.chain import make_drafters
-from deployments.router.drafting.overlap import FixedOverlap
-from deployments.router.drafting.remote import PooledDrafter
 from deployments.router.grammars import make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
-from deployments.router.policy.controller import make_controller
 from deployments.router.request import GenerationRequest
 from deployments.router.request_log import RequestLog
 from deployments.router.service import GenerationService, ServedModel
-from deployments.router.speculation import Policies
 from deployments.router.tenants.keys import Keys
 from deployments.router.tokenizer import Tokenizer
-from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver
+from tests.deployments.loops import (
+    Models,
+    drafters_of,
+    local_targets,
+    model_drafts,
+    running_loop,
+)
+from tests.fakes import CharacterTokenizer, LocalWorkers
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
-from workers.paged_model import CacheOptions
-from workers.target import Target
 from workers.types import Rule
 
 MAX_REQUEST_BYTES = 20_000
 RECOVERY_TIMEOUT_S = 0.5
-CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 
 
 @dataclass(frozen=True)
@@ -117,60 +116,46 @@ async def local_serving(
 ) -> AsyncIterator[LocalServing]:
     """Serve a model, which drafts for itself unless there is another, or a worker of one; `clock`
     is of its health."""
-    early_exit_layer = 2 if "early_exit" in drafter else None
-    targets = LocalWorkers(
-        lambda: Target(model, CACHE, max_batched_tokens=32, early_exit_layer=early_exit_layer)
-    )
-    drafts = LocalWorkers(draft_worker or (lambda: ModelDrafter(draft or model, CACHE)))
-    info = next(iter(targets.replicas.values())).worker.info
+    models = Models(target=model, draft=draft or model)
+    targets = local_targets(model, drafter)
+    drafts = LocalWorkers(draft_worker) if draft_worker else model_drafts(models)
     tokenizer = tokenizer or CharacterTokenizer()
+    info = targets.info
     grammars = make_compiler(tokenizer, info)
-    loop = RoundLoop(
+    async with running_loop(
+        models,
+        gamma=gamma,
+        drafts=drafts,
+        drafters=drafters_of(
+            drafter, drafts, grammars, timeout_s=1.0, max_model_len=info.max_model_len
+        ),
         targets=targets,
-        drafters=make_drafters(
-            [name for name in drafter.split(",") if name != "none"],
-            PooledDrafter(drafts, timeout_s=1.0, max_model_len=info.max_model_len),
-            grammars,
-        ),
-        policies=Policies(
-            gamma=make_controller(gamma),
-            overlap=FixedOverlap(is_on=False),
-            max_gamma=8,
-            max_model_len=info.max_model_len,
-        ),
-        observer=RecordingObserver(),
         options=LoopOptions(recovery_timeout_s=RECOVERY_TIMEOUT_S),
-        clock=time.monotonic,
-    )
-    health = Health(recovery_timeout_s=RECOVERY_TIMEOUT_S, stall_timeout_s=30.0, clock=clock)
-    service = GenerationService(
-        ServedModel(
-            name="tiny",
-            aliases=aliases,
-            tokenizer=tokenizer,
-            info=info,
-            created=1,
-            chat_template=chat_template,
-            chat_stop=chat_stop,
-        ),
-        loop,
-        AdmissionLimits(
-            max_running=max_running, max_waiting=max_waiting, queue_timeout_s=queue_timeout_s
-        ),
-        health,
-        grammars=grammars,
-        keys=keys,
-        log=log,
-        verification=verification,
-    )
-    try:
+    ) as (loop, _, _):
+        health = Health(recovery_timeout_s=RECOVERY_TIMEOUT_S, stall_timeout_s=30.0, clock=clock)
+        service = GenerationService(
+            ServedModel(
+                name="tiny",
+                aliases=aliases,
+                tokenizer=tokenizer,
+                info=info,
+                created=1,
+                chat_template=chat_template,
+                chat_stop=chat_stop,
+            ),
+            loop,
+            AdmissionLimits(
+                max_running=max_running, max_waiting=max_waiting, queue_timeout_s=queue_timeout_s
+            ),
+            health,
+            grammars=grammars,
+            keys=keys,
+            log=log,
+            verification=verification,
+        )
         yield LocalServing(
             service=service, loop=loop, targets=targets, drafts=drafts, health=health
         )
-    finally:
-        await loop.close()
-        await targets.close()
-        await drafts.close()
 
 
 @asynccontextmanager

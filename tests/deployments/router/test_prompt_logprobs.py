@@ -86,11 +86,7 @@ async def test_a_cache_too_small_for_all_changes_nothing(
 ) -> None:
     truth = await expected(models, all_params)
     cache = CacheOptions(block_size=4, max_num_seqs=1, max_model_len=80)
-    async with running_loop(models, drafts=model_drafts(models), cache=cache, max_model_len=80) as (
-        loop,
-        _,
-        _,
-    ):
+    async with running_loop(models, drafts=model_drafts(models), cache=cache) as (loop, _, _):
         streams = await run_all(loop, all_params, concurrency=12)
         assert_same([Delta.join(stream.deltas) for stream in streams], truth, all_params)
 

@@ -450,7 +450,6 @@ async def test_copied_text_is_drafted_by_lookup(
             drafter=drafter,
             cache=CacheOptions(max_num_seqs=4, max_model_len=1024),
             max_gamma=16,
-            max_model_len=1024,
         ) as (loop, _, observer):
             (stream,) = await run_all(loop, [params], concurrency=1)
             loop.use_gamma(FixedGamma(0))  # what is left to be recorded is

@@ -100,9 +100,7 @@ class TestLoop:
                 targets.start_replica()
 
         targets.before_call = live_or_die
-        async with running_loop(
-            models, drafter="early_exit", targets=targets, max_model_len=128
-        ) as (loop, _, seen):
+        async with running_loop(models, drafter="early_exit", targets=targets) as (loop, _, seen):
             streams = await run_all(loop, all_params, concurrency=16)
             assert [stream.token_ids for stream in streams] == plain
         assert sum(o.num_tested for record in seen.records for o in record.outcomes) > 50
