@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -92,16 +93,12 @@ class TensorParallelGroup:
         """Have the other ranks run a plan now."""
         self._broadcast(plan)
 
-    def dismiss(self) -> None:
-        """Have the other ranks stop following."""
-        self._broadcast(None)
+    def follow(self, run: Callable[[StepPlan], object]) -> NoReturn:
+        """Run what the first rank says; raises RuntimeError when that one is gone."""
+        while True:
+            run(self._broadcast(StepPlan()))
 
-    def follow(self, run: Callable[[StepPlan], object]) -> None:
-        """Run what the first rank says, until dismissed; raises RuntimeError when it is lost."""
-        while (plan := self._broadcast(None)) is not None:
-            run(plan)
-
-    def _broadcast(self, plan: StepPlan | None) -> StepPlan | None:
+    def _broadcast(self, plan: StepPlan) -> StepPlan:
         """The plan that the first rank gave, on all ranks."""
         plans = [plan]
         dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))

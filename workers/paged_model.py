@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import psutil
 import torch
@@ -63,8 +63,8 @@ class Ranks(Protocol):
         """Have the other ranks run a plan now; the first rank calls it."""
         ...
 
-    def follow(self, run: Callable[[StepPlan], object]) -> None:
-        """Run what the first rank announces, until it dismisses the others; those call it."""
+    def follow(self, run: Callable[[StepPlan], object]) -> NoReturn:
+        """Run what the first rank announces, until it is gone; the others call it."""
         ...
 
 
@@ -150,8 +150,8 @@ class PagedModel:
             self._ranks.announce(plan)
         return self._run_shard(plan)
 
-    def follow(self) -> None:
-        """Run what the first rank of the group decides, until it dismisses the others."""
+    def follow(self) -> NoReturn:
+        """Run what the first rank of the group decides, until it is gone."""
         assert self._ranks is not None, "only a group has a first rank"
         self._ranks.follow(self._run_shard)
 

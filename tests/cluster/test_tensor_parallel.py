@@ -1,11 +1,11 @@
 """Two processes with half a model each decode as one with all of it."""
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -18,6 +18,7 @@ from tests.workers.decoding import GREEDY, SAMPLED, generate, make_prompt
 from workers.errors import ConfigError, UnsupportedModelError, WorkerLostError
 from workers.model import load_config, load_model
 from workers.paged_model import CacheOptions, PagedModel, Ranks
+from workers.step_plan import StepPlan
 from workers.target import Target
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
@@ -55,19 +56,40 @@ def decode(name: str, truth: list[list[int]] | None = None, ranks: Ranks | None 
     return texts
 
 
+class NextModelError(Exception):
+    """The first rank goes on with another model."""
+
+
+class GroupOfModels(TensorParallelGroup):
+    """Ranks that share one model after the other: an empty plan is the end of one."""
+
+    def follow(self, run: Callable[[StepPlan], object]) -> NoReturn:
+        def run_if_any(plan: StepPlan) -> None:
+            if not plan.tokens:
+                raise NextModelError
+            run(plan)
+
+        super().follow(run_if_any)
+
+
 def run_rank(rank: int, point: MeetingPoint, truths: "Queue[Texts]", texts: "Queue[Texts]") -> None:
     torch.set_num_threads(1)
-    group = TensorParallelGroup(point, rank=rank, device_type="cpu")
+    group = GroupOfModels(point, rank=rank, device_type="cpu")
     results: Texts = {}
     for name, expected in truths.get(timeout=TIMEOUT_S).items():
         if rank == 0:
             results[name] = decode(name, expected, group)
-            group.dismiss()
+            group.announce(StepPlan())
         else:
             model = load_model(name, dtype="float32", tp_size=2)
-            PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name)).follow()
+            paged = PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name))
+            with pytest.raises(NextModelError):
+                paged.follow()
     if rank == 0:
         texts.put(results)
+    else:  # the first one leaves
+        with pytest.raises(RuntimeError):
+            group.follow(lambda _: None)
     group.close()
 
 
