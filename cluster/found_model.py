@@ -13,7 +13,7 @@ class Machine(BaseModel):
 
 
 class FoundModel(BaseModel):
-    """A model as it will be loaded, and how much it can hold."""
+    """A model as it will be loaded, and how much memory that takes."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -23,9 +23,5 @@ class FoundModel(BaseModel):
     """Bytes of the weights that each rank holds."""
     cache_bytes: int
     """Bytes of each rank's KV cache, at most: what is free when it starts decides."""
-    num_cache_tokens: int
-    """Tokens of all sequences that the cache holds."""
-    max_model_len: int
-    """The longest sequence, in tokens."""
     vocabulary: str = ""
     """What is done with a draft's tokens that are not the target's."""

@@ -175,13 +175,10 @@ def _plan_config(args: AppArgs, node: NodeKind) -> PlanConfig:
 
 
 def _found(plan: Plan, role: Role, *, vocabulary: str) -> FoundModel:
-    cache = plan.layout.caches[f"{role.name} 0"]
     return FoundModel(
         name=role.size.name,
         dtype=role.size.precision,
         weight_bytes=role.size.weight_bytes,
-        cache_bytes=cache.num_bytes,
-        num_cache_tokens=cache.num_tokens,
-        max_model_len=min(role.max_model_len, cache.num_tokens),
+        cache_bytes=plan.layout.caches[f"{role.name} 0"].num_bytes,
         vocabulary=vocabulary,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from annotated_types import MaxLen
 from pydantic.fields import FieldInfo
 
-from deployments.api.marks import Grpc, Takes, mark
+from deployments.api.marks import Takes, mark
 from deployments.api.validation import RequestModel, kinds_of, number_words
 
 REQUIRED = "required"
@@ -25,7 +25,6 @@ class FieldRow:
     """The default in JSON; REQUIRED where there is none, empty where the field is then absent, or
     the object that has to have it may be."""
     meaning: str
-    is_in_grpc: bool
 
 
 def rows(model: type[RequestModel]) -> list[FieldRow]:
@@ -47,7 +46,6 @@ def _rows(model: type[RequestModel], prefix: str = "") -> Iterator[FieldRow]:
             takes=_takes(field),
             default=_default(field),
             meaning=field.description or "",
-            is_in_grpc=mark(field, Grpc) is not None,
         )
 
 

@@ -106,8 +106,7 @@ class TestFit:
     def test_the_bundled_pair_fits(self) -> None:
         target, draft = check_fit(AppArgs(), MACHINE)
         assert (target.name, target.dtype) == (bundled.TARGET_NAME, "bfloat16")
-        assert (draft.name, target.max_model_len) == (bundled.DRAFT_NAME, 4096)
-        assert target.num_cache_tokens == 64 * 4096
+        assert draft.name == bundled.DRAFT_NAME
 
     @pytest.mark.parametrize(
         ("options", "words"),

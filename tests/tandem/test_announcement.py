@@ -59,8 +59,6 @@ def test_models_and_memory_are_named_before_the_start() -> None:
         dtype="bfloat16",
         weight_bytes=3 * 1024**3,
         cache_bytes=1024**3,
-        num_cache_tokens=10,
-        max_model_len=10,
     )
     args = AppArgs(target="big", drafter="none")
     said = list(before_start(Preflight(args=args, models=[found])))

@@ -285,7 +285,7 @@ def test_what_is_kept_changes_no_draft(
         assert all(0.0 < confidence <= 1.0 for confidence in kept.confidences)
         assert len(kept.confidences) == len(kept.draft_tokens) <= 6
     worker.release(["s"])
-    assert worker.num_histories == worker.num_used_blocks == 0
+    assert len(worker) == worker.num_used_blocks == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -305,7 +305,7 @@ def test_missing_tokens_are_asked_for(method: HeterogeneousVocab, names: dict[st
     tokens = encode("byte level")
     drafter = drafter_of(names, "byte level", "sentence piece", method)
     assert propose(drafter, request(tokens, base_len=7)).needs_tokens_from == 0
-    assert drafter.num_histories == 0
+    assert len(drafter) == 0
     propose(drafter, request(tokens[:4]))
     assert propose(drafter, request(tokens, base_len=7)).needs_tokens_from == 4
     assert propose(drafter, request(tokens, base_len=3)).needs_tokens_from is None
@@ -336,7 +336,7 @@ def test_drafts_stop_where_the_context_of_the_draft_ends(names: dict[str, str]) 
     assert len(propose(drafter, request(tokens[:6], k=32)).draft_tokens) <= 10
     error = propose(drafter, request(tokens, base_len=6)).error
     assert "at most 16 in all; these are the draft's tokens" in error
-    assert drafter.num_histories == 0
+    assert len(drafter) == 0
 
 
 def test_a_prompt_that_the_draft_cannot_say_gets_no_drafts(names: dict[str, str]) -> None:
@@ -355,7 +355,7 @@ def test_what_fails_for_one_sequence_ends_that_one(
     monkeypatch.setattr(drafter._translation._map, "_pieces", None)
     monkeypatch.setattr(drafter._histories["s"], "_append", None)
     assert "internal error" in propose(drafter, request(tokens[:6], base_len=4)).error
-    assert drafter.num_histories == drafter.num_sequences == 0
+    assert len(drafter) == drafter.num_sequences == 0
 
 
 def test_a_token_of_several_drafts_is_as_sure_as_they_are_together(names: dict[str, str]) -> None:

@@ -51,8 +51,7 @@ class TranslatedDrafter(ModelDrafter):
         self._missing = missing if bool(missing.any()) else None
         super().__init__(model, cache, max_batched_tokens=max_batched_tokens)
 
-    @property
-    def num_histories(self) -> int:
+    def __len__(self) -> int:
         """Sequences whose tokens are kept."""
         return len(self._histories)
 

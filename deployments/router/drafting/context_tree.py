@@ -51,8 +51,8 @@ class ContextTree:
         self._others: dict[int, dict[int, int]] = {}
         """The counts of a node's other followers."""
 
-    @property
-    def num_nodes(self) -> int:
+    def __len__(self) -> int:
+        """Contexts that are kept."""
         return len(self._ends)
 
     def begin_text(self, context: Tokens[int] = ()) -> None:

@@ -49,9 +49,6 @@ class Prompts:
         return np.minimum(float(self.num_tokens), room)
 
 
-NO_PROMPTS = Prompts()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The best drafts of a round, and what becomes of the round with and without them.

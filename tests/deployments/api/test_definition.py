@@ -101,8 +101,6 @@ def test_the_table_has_every_field_in_words() -> None:
     assert table["seed"].default == ""
     assert table["user"].takes == "a string"
     assert table["stream_options.include_usage"].takes == "true or false"
-    assert table["min_p"].is_in_grpc
-    assert not table["user"].is_in_grpc
 
 
 @pytest.mark.parametrize(

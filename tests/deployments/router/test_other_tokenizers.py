@@ -134,5 +134,5 @@ async def test_nothing_is_left_when_sequences_have_ended(
         (replica,) = drafts.replicas.values()
         worker = replica.worker
         assert worker.num_preemptions > 0
-        assert worker.num_histories == worker.num_sequences == worker.num_used_blocks == 0
+        assert len(worker) == worker.num_sequences == worker.num_used_blocks == 0
         worker.check_integrity()

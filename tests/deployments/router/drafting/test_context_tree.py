@@ -105,11 +105,11 @@ def test_its_memory_is_bounded_by_its_tokens() -> None:
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert size < BYTES_PER_TOKEN * len(text)
-        assert tree.num_nodes <= 2 * len(text)
+        assert len(tree) <= 2 * len(text)
 
 
 def test_what_is_known_takes_no_memory_again() -> None:
     text = random.Random(0).choices(range(1000), k=500)
     once, often = tree_of([text]), tree_of([text] * 20)
     # at the end of the text contexts are new: nothing has followed them yet
-    assert often.num_nodes <= once.num_nodes + 2 * MAX_MATCH_LEN
+    assert len(often) <= len(once) + 2 * MAX_MATCH_LEN

@@ -10,7 +10,6 @@ from deployments.router.policy.gamma import Maker, ObservedRound, Reason
 from deployments.router.policy.latency import Latency
 from deployments.router.policy.planner import (
     DELAY_SHARE,
-    NO_PROMPTS,
     Plan,
     Prompts,
     best_plan,
@@ -20,6 +19,7 @@ from workers.types import StepTime
 
 DEPTH = 3
 NUM_SEQUENCES = 3
+NO_PROMPTS = Prompts()
 ALL_GAMMAS = list(product(range(DEPTH + 1), repeat=NUM_SEQUENCES))
 Survival = list[list[float]]
 
