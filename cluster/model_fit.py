@@ -14,7 +14,7 @@ from cluster.placement import check_tensor_parallel
 from cluster.plan.config import NodeKind, PlanConfig
 from cluster.plan.fleet import Role
 from cluster.plan.planning import Plan, make_plan
-from cluster.topology import GIB
+from workers.cache_size import GIB
 from workers.checkpoint import read_config
 from workers.errors import (
     ConfigError,

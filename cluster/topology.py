@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GIB = 1024**3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from workers.state_slots import num_slots
 
+GIB = 1024**3
 MAX_STATE_SHARE = 0.5
 """The share that recurrent states may take. They take less if else no sequence had its blocks."""
 

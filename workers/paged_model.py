@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from workers.cache_size import CacheNeeds, CacheShares, share_cache
+from workers.cache_size import GIB, CacheNeeds, CacheShares, share_cache
 from workers.cpu import compiled_step
 from workers.cuda import graphed_step
 from workers.cuda.graphed_step import CacheShape
@@ -26,7 +26,6 @@ from workers.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
 
-GIB = 1024**3
 # Several workers and the operating system share main memory; a GPU belongs to one worker.
 FREE_MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.9}
 

@@ -7,7 +7,8 @@ from cluster.placement import Group, group_bundles, place
 from cluster.plan.fleet import Fleet, GroupCache, Layout, Role, memory_bytes
 from cluster.plan.remedies import TargetSizes, find_remedies
 from cluster.plan.text import count, listed, size
-from cluster.topology import GIB, Node
+from cluster.topology import Node
+from workers.cache_size import GIB
 
 
 def problems(fleet: Fleet, layout: Layout, target_sizes: TargetSizes) -> list[str]:

@@ -17,7 +17,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.options import AppArgs
-from cluster.topology import GIB, Node
+from cluster.topology import Node
+from workers.cache_size import GIB
 from workers.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from cluster.placement import Group, Placement, RankResources, place
 from cluster.plan.model_size import ModelSize
-from cluster.topology import GIB, Node
-from workers.cache_size import CacheNeeds, CacheShares, share_cache
+from cluster.topology import Node
+from workers.cache_size import GIB, CacheNeeds, CacheShares, share_cache
 from workers.paged_model import FREE_MEMORY_FRACTION
 
 # What a worker takes beside weights and cache: of main memory for Python, torch and Ray (0.42 GiB

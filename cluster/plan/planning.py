@@ -11,7 +11,8 @@ from cluster.plan.config import PlanConfig
 from cluster.plan.fleet import Fleet, Layout, Role, lay_out
 from cluster.plan.model_size import size_draft, size_model
 from cluster.plan.remedies import TargetSizes
-from cluster.topology import GIB, Node
+from cluster.topology import Node
+from workers.cache_size import GIB
 from workers.errors import ConfigError
 from workers.model import load_config
 

@@ -7,7 +7,8 @@ from functools import partial
 
 from cluster.plan.fleet import Fleet, Role, lay_out, memory_bytes
 from cluster.plan.text import count, size
-from cluster.topology import GIB, Node
+from cluster.topology import Node
+from workers.cache_size import GIB
 
 # A change that leaves less of what was asked for is no help.
 LEAST_USEFUL_FRACTION = 1 / 8

@@ -1,6 +1,6 @@
 """Numbers as a reader wants them."""
 
-from cluster.topology import GIB
+from workers.cache_size import GIB
 
 UNITS = (("GiB", GIB), ("MiB", 1024**2), ("KiB", 1024))
 

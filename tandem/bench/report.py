@@ -16,11 +16,12 @@ import numpy as np
 import psutil
 import torch
 
+from workers.cache_size import GIB
+
 RowT = TypeVar("RowT")
 
 PACKAGES = ("tandem-serve", "torch", "transformers", "ray")
 CPU_INFO = Path("/proc/cpuinfo")
-GIB = 1024**3
 
 
 def environment() -> dict[str, Any]:

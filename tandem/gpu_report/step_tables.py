@@ -16,6 +16,7 @@ from tandem.gpu_report.subjects import (
     make_target,
     time_sizes,
 )
+from workers.cache_size import GIB
 from workers.model import Model
 from workers.step_times import VERIFY_SIZES, Size
 from workers.target import Target
@@ -24,7 +25,7 @@ MORE_SIZES: tuple[Size, ...] = ((64, 64), (64, 128), (32, 256), (32, 288), (64, 
 """Sizes that a worker's own table does not have; the last is more than any graph has."""
 PROFILED_SIZES: tuple[Size, ...] = ((1, 1), (1, 8), (8, 64))
 NUM_PROFILED = 5
-COPIED_BYTES = {"cuda": 2 * 1024**3, "cpu": 64 * 1024**2}
+COPIED_BYTES = {"cuda": 2 * GIB, "cpu": 64 * 1024**2}
 NUM_COPIES = 5
 NUM_LAUNCHES = 1000
 NEEDED_S = 20.0

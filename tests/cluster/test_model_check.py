@@ -16,10 +16,10 @@ from cluster.model_check import check_models
 from cluster.model_files import check_files
 from cluster.model_fit import check_fit
 from cluster.options import AppArgs
-from cluster.topology import GIB
 from tests.tiny_models import save_model
 from tests.tokenizers import save_speaking_model
 from workers import quantizing
+from workers.cache_size import GIB
 from workers.errors import ConfigError, ModelNotFoundError, TandemError, UnsupportedModelError
 from workers.model_source import ModelSource
 

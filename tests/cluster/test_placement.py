@@ -17,8 +17,9 @@ from cluster.placement import (
     rank_resources,
     tensor_parallel_sizes,
 )
-from cluster.topology import GIB, Node
+from cluster.topology import Node
 from tests.tiny_models import make_config
+from workers.cache_size import GIB
 from workers.errors import ConfigError, UnsupportedModelError
 from workers.tensor_plans import add_plan
 

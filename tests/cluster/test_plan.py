@@ -15,10 +15,9 @@ from cluster.plan.config import PlanConfig, load_plan_config
 from cluster.plan.fleet import PROCESS_BYTES
 from cluster.plan.planning import Plan, make_plan
 from cluster.plan.tables import format_plan
-from cluster.topology import GIB
 from tandem.__main__ import main
 from tests.tiny_models import save_model
-from workers.cache_size import CacheShares
+from workers.cache_size import GIB, CacheShares
 from workers.errors import ConfigError
 from workers.model import load_model
 from workers.paged_model import CacheOptions, PagedModel

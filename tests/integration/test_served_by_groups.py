@@ -21,6 +21,7 @@ from tests.integration.conftest import (
     served_tokens,
 )
 from tests.integration.mixed import OPTIONS, check_that_drafts_change_nothing
+from workers.cache_size import GIB
 
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
@@ -34,7 +35,7 @@ ALL_TWICE = {
     "num_draft_replicas": "2:3",
     "compile": "off",  # it would compete with all of them
     "max_model_len": CACHE_LEN,
-    "kv_cache_gib": CACHE_LEN * TOKEN_BYTES / 1024**3,
+    "kv_cache_gib": CACHE_LEN * TOKEN_BYTES / GIB,
     "recovery_timeout_s": 300,
 }
 

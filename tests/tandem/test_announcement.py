@@ -10,6 +10,7 @@ from cluster.found_model import FoundModel
 from deployments.args import AppArgs
 from deployments.preflight import Preflight
 from tandem.announcement import before_start, ready
+from workers.cache_size import GIB
 from workers.types import WorkerInfo
 
 TARGET = WorkerInfo(
@@ -57,8 +58,8 @@ def test_models_and_memory_are_named_before_the_start() -> None:
     found = FoundModel(
         name="big",
         dtype="bfloat16",
-        weight_bytes=3 * 1024**3,
-        cache_bytes=1024**3,
+        weight_bytes=3 * GIB,
+        cache_bytes=GIB,
     )
     args = AppArgs(target="big", drafter="none")
     said = list(before_start(Preflight(args=args, models=[found])))

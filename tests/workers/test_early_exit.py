@@ -23,13 +23,14 @@ from tests.tiny_models import (
     save_model,
 )
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
+from workers.cache_size import GIB
 from workers.draft_law import read_law
 from workers.drafters import early_exit
 from workers.errors import ConfigError
 from workers.first_layers import check_first_layers, first_layers
 from workers.grammar import Grammar
 from workers.model import Model, load_model
-from workers.paged_model import GIB, CacheOptions
+from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.types import NO_DRAFTS, DraftTokens, SamplingParams, VerifyRequest, VerifyResult
 

@@ -7,12 +7,12 @@ import pytest
 
 from tests.tiny_models import VOCAB_SIZE
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED, generate, make_prompt
-from workers.cache_size import CacheNeeds, CacheShares, share_cache
+from workers.cache_size import GIB, CacheNeeds, CacheShares, share_cache
 from workers.drafters.model import ModelDrafter
 from workers.errors import KVCacheExhaustedError
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model, load_model
-from workers.paged_model import GIB, CacheOptions
+from workers.paged_model import CacheOptions
 from workers.state_slots import num_slots
 from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult

@@ -20,6 +20,7 @@ from tests.workers.decoding import (
     generate,
     make_prompt,
 )
+from workers.cache_size import GIB
 from workers.draft_law import DraftLaw
 from workers.errors import ConfigError
 from workers.model import Model, load_model
@@ -128,7 +129,7 @@ def test_a_new_prompt_waits_for_room_although_its_beginning_is_cached(
 ) -> None:
     """Answered as preempted, it would be sent again at once, and again, until there is room."""
     model = tiny_model("llama")
-    kv_cache_gib = 10 * 4 * model.slot_bytes / 1024**3  # ten blocks
+    kv_cache_gib = 10 * 4 * model.slot_bytes / GIB  # ten blocks
     cache = CacheOptions(block_size=4, max_model_len=40, kv_cache_gib=kv_cache_gib)
     target, prompt = Target(model, cache), make_prompt(5, 37)
     running = VerifyRequest(
@@ -370,13 +371,13 @@ class TestCacheSize:
     ) -> None:
         with pytest.raises(ConfigError, match="raise kv_cache_gib or lower max_model_len"):
             Target(
-                tiny_model("llama"), CacheOptions(max_model_len=256, kv_cache_gib=16 * 768 / 2**30)
+                tiny_model("llama"), CacheOptions(max_model_len=256, kv_cache_gib=16 * 768 / GIB)
             )
 
     def test_default_length_shrinks_to_what_fits(self, tiny_model: Callable[..., Model]) -> None:
         model = tiny_model("llama")
         assert model.slot_bytes == 3 * 2 * (8 + 8) * 4
-        room = 100 * model.slot_bytes / 2**30
+        room = 100 * model.slot_bytes / GIB
         target = Target(model, CacheOptions(block_size=16, kv_cache_gib=room))
         assert (target.info.max_model_len, target.info.num_blocks) == (96, 6)
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workers import attention, model_cache, step_inputs
+from workers.cache_size import GIB
 from workers.cpu import coded_linear, machine_cache, native, packed_linear, step_probe
 from workers.cpu import kernel as cpu_kernel
 from workers.errors import first_line
@@ -40,7 +41,6 @@ from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
 
-GIB = 1024**3
 NICENESS = 10
 WORKER_POLL_S = 1.0
 COMPILE_TIMEOUT_S = 1800.0

@@ -8,6 +8,7 @@ from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import CACHE, GREEDY, SAMPLED, Models, run_all, running_loop
 from tests.fakes import LocalWorkers
 from tests.tokenizers import KINDS, TEXTS, save_permuted, save_speaking_model, wrapped
+from workers.cache_size import GIB
 from workers.drafters.translated import make_drafter
 from workers.grammar import Grammar
 from workers.model import load_model
@@ -15,7 +16,6 @@ from workers.paged_model import CacheOptions
 from workers.types import HeterogeneousVocab, SamplingParams
 from workers.vocabulary import compare_vocabularies
 
-GIB = 1024**3
 MIXED = SamplingParams(
     temperature=0.9, top_p=0.9, presence_penalty=0.5, logit_bias=((40, 2.0), (41, -100.0))
 )
