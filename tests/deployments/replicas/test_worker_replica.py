@@ -13,6 +13,7 @@ from deployments.args import AppArgs
 from deployments.replicas.worker_replica import WorkerReplica
 from deployments.transport.messages import VERIFY
 from deployments.transport.stream_client import WorkerStream
+from tests.deployments.loops import wait_until
 from tests.fakes import answer_of
 from workers.errors import WorkerFailedError, WorkerLostError
 from workers.types import Reply, VerifyRequest, VerifyResult
@@ -158,12 +159,6 @@ async def verify(replica: Replica) -> AsyncIterator[Verify]:
     stream.close()
 
 
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_true():
-            await asyncio.sleep(0.001)
-
-
 async def start(
     awaitable: Awaitable[Reply[VerifyResult]],
 ) -> asyncio.Future[Reply[VerifyResult]]:
@@ -178,10 +173,10 @@ async def test_what_comes_during_a_step_is_in_the_next_and_is_answered_before_an
 ) -> None:
     worker = replica.worker
     long = await start(replica.verify([make_request("long", num_steps=3)]))
-    await until(lambda: worker.steps == [["long"]])
+    await wait_until(lambda: worker.steps == [["long"]])
     short = await start(verify(make_request("short")))
     worker.let(1)
-    await until(lambda: len(worker.steps) == 2)
+    await wait_until(lambda: len(worker.steps) == 2)
     assert worker.steps[1] == ["long", "short"]
     worker.let(1)
     reply = await short
@@ -196,7 +191,7 @@ async def test_what_comes_during_a_step_is_in_the_next_and_is_answered_before_an
 async def test_streams_share_steps(replica: Replica) -> None:
     streams = [await replica.open_stream() for _ in range(2)]
     first = await start(replica.verify([make_request("first")]))
-    await until(lambda: replica.worker.steps == [["first"]])
+    await wait_until(lambda: replica.worker.steps == [["first"]])
     calls = [
         await start(stream.call([make_request(seq_id)], timeout_s=PATIENCE_S))
         for stream, seq_id in zip(streams, "ab", strict=True)
@@ -210,12 +205,12 @@ async def test_streams_share_steps(replica: Replica) -> None:
 
 async def test_a_cancelled_call_releases_its_sequences(replica: Replica, verify: Verify) -> None:
     call = await start(verify(make_request("s", num_steps=5)))
-    await until(lambda: replica.worker.steps == [["s"]])
+    await wait_until(lambda: replica.worker.steps == [["s"]])
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     replica.worker.let(2)
-    await until(lambda: replica.worker.released == ["s"])
+    await wait_until(lambda: replica.worker.released == ["s"])
     again = await verify(make_request("s"))
     assert not again.results[0].is_released
     assert replica.worker.steps == [["s"], ["s"]]
@@ -224,12 +219,12 @@ async def test_a_cancelled_call_releases_its_sequences(replica: Replica, verify:
 async def test_a_lost_stream_releases_what_it_asked_for(replica: Replica) -> None:
     stream = await replica.open_stream()
     call = await start(stream.call([make_request("s", num_steps=5)], timeout_s=PATIENCE_S))
-    await until(lambda: replica.worker.steps == [["s"]])
+    await wait_until(lambda: replica.worker.steps == [["s"]])
     stream.transport.abort()
     with pytest.raises(WorkerLostError, match="the connection ended"):
         await call
     replica.worker.let(5)
-    await until(lambda: set(replica.worker.released) == {"hello", "s"})
+    await wait_until(lambda: set(replica.worker.released) == {"hello", "s"})
 
 
 async def test_a_lost_stream_releases_what_it_had_answers_for(replica: Replica) -> None:
@@ -241,12 +236,12 @@ async def test_a_lost_stream_releases_what_it_had_answers_for(replica: Replica) 
     await stream.call([make_request("c")], timeout_s=PATIENCE_S)
     replica.worker.released.clear()
     stream.close()
-    await until(lambda: set(replica.worker.released) == {"hello", "a", "c"})
+    await wait_until(lambda: set(replica.worker.released) == {"hello", "a", "c"})
 
 
 async def test_a_worker_that_fails_tells_all_its_callers(replica: Replica, verify: Verify) -> None:
     waiting = await start(verify(make_request("waiting")))
-    await until(lambda: replica.worker.steps == [["waiting"]])
+    await wait_until(lambda: replica.worker.steps == [["waiting"]])
     replica.check_health()
     replica.worker.error = MemoryError("out of memory")
     replica.worker.let(1)
@@ -256,7 +251,7 @@ async def test_a_worker_that_fails_tells_all_its_callers(replica: Replica, verif
             await call
     with pytest.raises(RuntimeError, match="the worker has failed"):
         replica.check_health()
-    await until(lambda: replica.ended_by is not None)
+    await wait_until(lambda: replica.ended_by is not None)
     assert replica.ended_by == "a step has failed: out of memory"
 
 
@@ -264,13 +259,13 @@ async def test_a_group_that_fails_blames_nobody(replica: Replica, verify: Verify
     """Its steps fail too when another of its ranks is lost."""
     replica.worker.is_in_group = True
     waiting = await start(verify(make_request("waiting")))
-    await until(lambda: replica.worker.steps == [["waiting"]])
+    await wait_until(lambda: replica.worker.steps == [["waiting"]])
     replica.worker.error = RuntimeError("connection closed by peer")
     replica.worker.let(1)
     with pytest.raises(WorkerLostError, match="connection closed by peer") as lost:
         await waiting
     assert not isinstance(lost.value, WorkerFailedError)
-    await until(lambda: replica.ended_by is not None)
+    await wait_until(lambda: replica.ended_by is not None)
 
 
 async def test_a_worker_that_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

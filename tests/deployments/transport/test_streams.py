@@ -22,6 +22,7 @@ from deployments.transport.messages import (
 )
 from deployments.transport.stream_server import StreamServer
 from deployments.transport.worker_streams import WorkerStreams
+from tests.deployments.loops import wait_until
 from workers.errors import (
     ContextLengthError,
     WorkerFailedError,
@@ -126,15 +127,9 @@ async def replica() -> AsyncIterator[Replica]:
 @pytest.fixture
 async def client(replica: Replica) -> AsyncIterator[Client]:
     client: Client = WorkerStreams(Cluster(replica), VERIFY)
-    await until(lambda: "replica" in client._streams)
+    await wait_until(lambda: "replica" in client._streams)
     yield client
     client.close()
-
-
-async def until(is_true: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_true():
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -226,7 +221,7 @@ async def test_calls_do_not_wait_for_each_other(replica: Replica, client: Client
         asyncio.create_task(client.call("replica", [make_request(str(i))], timeout_s=PATIENCE_S))
         for i in range(5)
     ]
-    await until(lambda: replica.num_calls == 5)
+    await wait_until(lambda: replica.num_calls == 5)
     replica.may_answer.set()
     assert [(await call).results[0].seq_id for call in calls] == [str(i) for i in range(5)]
 
@@ -234,9 +229,9 @@ async def test_calls_do_not_wait_for_each_other(replica: Replica, client: Client
 async def test_a_cancelled_call_releases_its_sequences(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
-    await until(lambda: replica.num_calls == 1)
+    await wait_until(lambda: replica.num_calls == 1)
     call.cancel()
-    await until(lambda: replica.released == ["s"])
+    await wait_until(lambda: replica.released == ["s"])
     replica.may_answer.set()
     assert (await client.call("replica", [make_request("t")], timeout_s=1)).results
 
@@ -252,14 +247,14 @@ async def test_a_call_cancelled_as_its_answer_comes_releases_too(
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await until(lambda: replica.released == ["s"])
+    await wait_until(lambda: replica.released == ["s"])
 
 
 async def test_a_late_call_is_lost_and_releases(replica: Replica, client: Client) -> None:
     replica.may_answer.clear()
     with pytest.raises(WorkerLostError, match=r"no answer in 0\.05 s"):
         await client.call("replica", [make_request("s")], timeout_s=0.05)
-    await until(lambda: replica.released == ["s"])
+    await wait_until(lambda: replica.released == ["s"])
 
 
 async def test_an_error_of_the_worker_loses_the_call_alone(
@@ -278,11 +273,11 @@ async def test_a_lost_connection_loses_its_calls_and_is_replaced(
 ) -> None:
     replica.may_answer.clear()
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
-    await until(lambda: replica.num_calls == 1)
+    await wait_until(lambda: replica.num_calls == 1)
     cut(client)
     with pytest.raises(WorkerLostError, match="the connection ended"):
         await call
-    await until(lambda: replica.released == ["s"])
+    await wait_until(lambda: replica.released == ["s"])
     replica.may_answer.set()
     await client.call(None, [make_request()], timeout_s=PATIENCE_S)
     assert replica.num_calls == 2
@@ -293,13 +288,13 @@ async def test_releases_go_the_same_way_and_in_order(replica: Replica, client: C
     call = asyncio.create_task(client.call("replica", [make_request("s")], timeout_s=PATIENCE_S))
     await asyncio.sleep(0)
     client.release("replica", ["s"])
-    await until(lambda: replica.released == ["s"])
+    await wait_until(lambda: replica.released == ["s"])
     assert replica.num_calls == 1  # it was with the worker before the release
     replica.may_answer.set()
     await call
     client.release("another", ["t"])  # to which there is no stream: it holds nothing
     client.release("replica", ["u"])
-    await until(lambda: replica.released == ["s", "u"])
+    await wait_until(lambda: replica.released == ["s", "u"])
 
 
 @pytest.mark.parametrize(
@@ -404,7 +399,7 @@ class TestCallsThatFailAlone:
         replica.may_answer.clear()
         request = make_request(new_tokens=(1,) * 500)
         call = asyncio.create_task(client.call("replica", [request], timeout_s=PATIENCE_S))
-        await until(lambda: replica.num_calls == 1)
+        await wait_until(lambda: replica.num_calls == 1)
         monkeypatch.setattr("deployments.transport.messages.MAX_MESSAGE_BYTES", 300)
         replica.may_answer.set()
         with pytest.raises(WorkerFailedError, match="a message of"):

@@ -12,13 +12,13 @@ import pytest
 from deployments.transport import worker_streams
 from deployments.transport.messages import VERIFY, ReplicaReport
 from deployments.transport.worker_streams import WorkerStreams
+from tests.deployments.loops import wait_until
 from tests.deployments.transport.test_streams import (
     PATIENCE_S,
     Client,
     Cluster,
     Replica,
     make_request,
-    until,
 )
 from workers.errors import WorkerFailedError, WorkerLostError, WorkerTimeoutError
 
@@ -36,7 +36,7 @@ async def running(*names: str) -> AsyncIterator[tuple[Cluster, Client]]:
         await replica.listen()
     cluster = Cluster(*replicas)
     client: Client = WorkerStreams(cluster, VERIFY, on_new_steps=cluster.note_new_steps)
-    await until(lambda: set(client._streams) == set(names))
+    await wait_until(lambda: set(client._streams) == set(names))
     yield cluster, client
     client.close()
     for replica in replicas:
@@ -54,7 +54,7 @@ async def test_a_new_sequence_goes_to_the_replica_that_caches_least() -> None:
         a, b = cluster.listed
         a.num_cached_tokens, b.num_cached_tokens = 500, 100
         num_asked = cluster.num_asked
-        await until(lambda: cluster.num_asked > num_asked + 1)
+        await wait_until(lambda: cluster.num_asked > num_asked + 1)
         assert [await ask(client, num_tokens=150) for _ in range(3)] == ["b", "b", "b"]
         assert await ask(client, num_tokens=150) == "a"  # for what was sent to the other since
 
@@ -73,7 +73,7 @@ async def test_a_replica_in_place_of_another_has_new_step_times_too() -> None:
         cluster.listed[0].steps_version = 1
         await ask(client)
         cluster.listed[0].server.close()
-        await until(lambda: not client._open_streams())
+        await wait_until(lambda: not client._open_streams())
         other = Replica("b")
         await other.listen()
         other.steps_version = 1
@@ -88,10 +88,10 @@ async def test_a_replica_that_hangs_gets_no_new_sequences(monkeypatch: pytest.Mo
     async with running("a", "b") as (cluster, client):
         hangs, answers = cluster.listed
         answers.num_cached_tokens = 10_000
-        await until(lambda: client._reported["b"] == 10_000)
+        await wait_until(lambda: client._reported["b"] == 10_000)
         hangs.may_answer.clear()
         call = asyncio.create_task(ask(client))
-        await until(lambda: client._streams["a"].silent_s > 0.05)
+        await wait_until(lambda: client._streams["a"].silent_s > 0.05)
         assert {await ask(client) for _ in range(5)} == {"b"}
         hangs.may_answer.set()
         assert await call == "a"
@@ -109,7 +109,7 @@ async def test_a_replica_that_is_no_longer_listed_keeps_its_sequences_and_gets_n
     """Serve is about to end it."""
     async with running("a", "b") as (cluster, client):
         del cluster.listed[0]
-        await until(lambda: set(client._reported) == {"b"})
+        await wait_until(lambda: set(client._reported) == {"b"})
         assert {await ask(client) for _ in range(10)} == {"b"}
         assert await ask(client, "a") == "a"
 
@@ -120,7 +120,7 @@ async def test_a_new_replica_is_found() -> None:
         new = Replica("b")
         await new.listen()
         cluster.listed.append(new)
-        await until(lambda: "b" in client._streams)
+        await wait_until(lambda: "b" in client._streams)
         assert await ask(client) == "b"
         new.server.close()
 
@@ -130,7 +130,7 @@ async def test_another_takes_the_place_of_a_lost_one() -> None:
         lost, _ = cluster.listed
         lost.may_answer.clear()
         call = asyncio.create_task(ask(client, "a"))
-        await until(lambda: lost.num_calls == 1)
+        await wait_until(lambda: lost.num_calls == 1)
         lost.server.close()
         with pytest.raises(WorkerLostError) as error:
             await call
@@ -142,7 +142,7 @@ async def test_a_call_waits_for_a_replica_to_come() -> None:
     cluster = Cluster()
     client: Client = WorkerStreams(cluster, VERIFY)
     call = asyncio.create_task(ask(client))
-    await until(lambda: cluster.num_asked > 2)
+    await wait_until(lambda: cluster.num_asked > 2)
     replica = Replica()
     await replica.listen()
     cluster.listed.append(replica)
@@ -158,7 +158,7 @@ async def test_that_the_only_replica_is_lost_is_said_at_once(
     monkeypatch.setattr(worker_streams, "FIND_TIMEOUT_S", 3600.0)
     async with running("a") as (cluster, client):
         cluster.listed.pop().server.close()
-        await until(lambda: not client._open_streams())
+        await wait_until(lambda: not client._open_streams())
         with pytest.raises(WorkerTimeoutError, match="no worker was reached"):
             async with asyncio.timeout(PATIENCE_S):
                 await client.call("a", [make_request()], timeout_s=3600.0)
@@ -193,7 +193,7 @@ async def test_a_replica_that_cannot_be_reached_is_named_once_and_another_serves
 
             cluster.replicas = replicas  # type: ignore[method-assign]
             num_asked = cluster.num_asked
-            await until(lambda: cluster.num_asked > num_asked + 3)
+            await wait_until(lambda: cluster.num_asked > num_asked + 3)
             assert {await ask(client) for _ in range(10)} == {"a"}
             said = [line for line in caplog.messages if f"reached at 127.0.0.1:{port}" in line]
             assert len(said) == 1
@@ -201,7 +201,7 @@ async def test_a_replica_that_cannot_be_reached_is_named_once_and_another_serves
             cluster.listed[0].server.close()
             del cluster.listed[0]
             cluster.replicas = only_hidden  # type: ignore[method-assign]
-            await until(lambda: not client._open_streams())
+            await wait_until(lambda: not client._open_streams())
             with pytest.raises(WorkerTimeoutError, match=f"hidden cannot be reached at .*:{port}"):
                 await client.call(None, [make_request()], timeout_s=0.1)
             hidden.server.close()
@@ -233,8 +233,8 @@ async def test_replicas_that_have_gone_are_not_remembered() -> None:
             cluster.listed = [replica]
             assert await ask(client) == replica.name
             replica.server.close()
-            await until(lambda: not client._open_streams())
-        await until(lambda: len(client._streams) + len(client._unreachable) <= 2)
+            await wait_until(lambda: not client._open_streams())
+        await wait_until(lambda: len(client._streams) + len(client._unreachable) <= 2)
         assert len(client._loads._sent) <= 2
 
 
