@@ -1,12 +1,17 @@
 """Grammars, and tiny models with a tokenizer that they can be compiled for."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes import END, byte_tokenizer
 from tests.tiny_models import save_model
 from workers.grammar import Grammar
+from workers.grammar_compiler import GrammarCompiler
 
 VOCAB_SIZE = 288
 """More than the tokenizer has: some tokens stand for nothing, as where embeddings are padded."""
@@ -48,3 +53,21 @@ def save_grammar_model(folder: Path, seed: int = 0) -> str:
     assert tokenizer.token_to_id(END) == END_TOKEN
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     return name
+
+
+@contextmanager
+def compiling_held() -> Iterator[threading.Event]:
+    """No grammar is compiled before the event is set, or this ends."""
+    gate = threading.Event()
+    compile_ = GrammarCompiler._compile
+
+    def wait(compiler: GrammarCompiler, grammar: Grammar) -> object:
+        assert gate.wait(timeout=30)
+        return compile_(compiler, grammar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarCompiler, "_compile", wait)
+        try:
+            yield gate
+        finally:
+            gate.set()

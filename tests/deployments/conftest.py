@@ -1,10 +1,13 @@
 import asyncio
+from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 import torch
 
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import GREEDY, Models, make_params, run_all, running_loop
+from tests.deployments.serving import LocalServing, client_of, local_serving
 from tests.tiny_models import save_model
 
 
@@ -35,3 +38,15 @@ def plain(models: Models, all_params: list[GenerationParams]) -> list[list[int]]
             return [stream.token_ids for stream in streams]
 
     return asyncio.run(run())
+
+
+@pytest.fixture
+async def serving(models: Models) -> AsyncIterator[LocalServing]:
+    async with local_serving(models.target) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(serving) as client:
+        yield client

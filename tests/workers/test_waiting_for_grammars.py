@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.grammars import save_grammar_model
+from tests.grammars import compiling_held, save_grammar_model
 from tests.workers.decoding import CACHE, SAMPLED
 from workers.drafters.model import ModelDrafter
 from workers.grammar import Grammar
-from workers.grammar_compiler import MAX_COMPILED, GrammarCompiler
+from workers.grammar_compiler import MAX_COMPILED
 from workers.model import Model, load_model
 from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest
@@ -24,18 +24,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def gate() -> Iterator[threading.Event]:
     """Nothing is compiled before it is set."""
-    gate = threading.Event()
-    compile_ = GrammarCompiler._compile
-
-    def wait(compiler: GrammarCompiler, grammar: Grammar) -> object:
-        assert gate.wait(timeout=30)
-        return compile_(compiler, grammar)
-
-    monkeypatch.setattr(GrammarCompiler, "_compile", wait)
-    yield gate
-    gate.set()
+    with compiling_held() as gate:
+        yield gate
 
 
 def with_grammar(pattern: str) -> SamplingParams:

@@ -1,10 +1,9 @@
 """Answers of any endpoint: what it needs is a request, a writer and a route."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import httpx
-import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
@@ -13,8 +12,7 @@ from deployments.api.openai import OpenAIRequest, Usage
 from deployments.router.generation import Generation
 from deployments.router.sequence import Delta, Origin
 from deployments.router.service import GenerationService
-from tests.deployments.loops import Models
-from tests.deployments.serving import LocalServing, local_serving
+from tests.deployments.serving import LocalServing
 
 
 class Question(OpenAIRequest):
@@ -58,12 +56,6 @@ def answering(service: GenerationService) -> FastAPI:
         return Answer(service, request, ReplyWriter, stream_options=body.used_stream_options)
 
     return app
-
-
-@pytest.fixture
-async def serving(models: Models) -> AsyncIterator[LocalServing]:
-    async with local_serving(models.target) as serving:
-        yield serving
 
 
 async def test_a_new_format_is_a_request_and_a_writer(serving: LocalServing) -> None:

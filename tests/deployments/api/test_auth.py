@@ -65,12 +65,6 @@ async def serving(models: Models) -> AsyncIterator[LocalServing]:
         yield serving
 
 
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
-
-
 GUARDED = [
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),

@@ -39,18 +39,6 @@ class SlowTokenizer(CharacterTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
-@pytest.fixture
-async def serving(models: Models) -> AsyncIterator[LocalServing]:
-    async with local_serving(models.target) as serving:
-        yield serving
-
-
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
-
-
 class TestAdmission:
     @pytest.mark.parametrize("is_stream", [False, True])
     async def test_of_a_burst_exactly_those_that_fit_are_let_in(

@@ -1,14 +1,12 @@
 """Numbers of thousands of digits, values nested nearly too deep: a 400 that says what is wrong."""
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from deployments.api.completions import CompletionRequest
-from tests.deployments.conftest import Models
-from tests.deployments.serving import body, client_of, complete, local_serving
+from tests.deployments.serving import body, complete
 
 JSON = {"content-type": "application/json"}
 MOST_DIGITS = 4300
@@ -18,12 +16,6 @@ INTEGERS = [
     for name, schema in CompletionRequest.model_json_schema()["properties"].items()
     if "integer" in {part.get("type") for part in [schema, *schema.get("anyOf", [])]}
 ]
-
-
-@pytest.fixture
-async def client(models: Models) -> AsyncIterator[httpx.AsyncClient]:
-    async with local_serving(models.target) as serving, client_of(serving) as client:
-        yield client
 
 
 async def refusal(client: httpx.AsyncClient, content: str) -> str:

@@ -1,7 +1,6 @@
 """The fields of a request: what is taken, what is left out, and what is said of the others."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,15 +9,8 @@ import pytest
 from deployments.api import unserved
 from deployments.api.completions import CompletionRequest
 from deployments.api.validation import parse
-from tests.deployments.loops import Models
-from tests.deployments.serving import body, client_of, complete, local_serving
+from tests.deployments.serving import body, complete
 from workers.errors import InvalidRequestError
-
-
-@pytest.fixture
-async def client(models: Models) -> AsyncIterator[httpx.AsyncClient]:
-    async with local_serving(models.target) as serving, client_of(serving) as client:
-        yield client
 
 
 def refusal(**fields: Any) -> InvalidRequestError:

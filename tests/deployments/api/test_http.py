@@ -32,12 +32,6 @@ async def serving(model: Model) -> AsyncIterator[LocalServing]:
         yield serving
 
 
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
-
-
 async def test_a_completion_has_openais_shape(client: httpx.AsyncClient) -> None:
     completion = await complete(client)
     assert completion["object"] == "text_completion"

@@ -18,7 +18,6 @@ from tests.deployments.loops import Models
 from tests.deployments.serving import (
     LocalServing,
     body,
-    client_of,
     complete,
     local_serving,
     stream,
@@ -32,12 +31,6 @@ PROMPT = "Hello, world of tokens."
 async def serving(models: Models) -> AsyncIterator[LocalServing]:
     async with local_serving(models.target, draft=models.draft) as serving:
         yield serving
-
-
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
 
 
 async def choice_of(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:

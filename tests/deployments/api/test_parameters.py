@@ -33,12 +33,6 @@ async def serving(models: Models) -> AsyncIterator[LocalServing]:
         yield serving
 
 
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
-
-
 async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
     (choice,) = (await complete(client, **fields))["choices"]
     events = await stream(client, **fields)

@@ -50,12 +50,6 @@ async def serving(model: Model) -> AsyncIterator[LocalServing]:
         yield serving
 
 
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
-
-
 def asked(**fields: Any) -> Grammar | None:
     return parse(CompletionRequest, body(**fields)).generation_request().sampling.grammar
 

@@ -1,7 +1,6 @@
 """/tokenize and /detokenize in process: what a text is in tokens, and back."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -18,7 +17,6 @@ from tests.deployments.scripted import chat_tokenizer, scripted_service
 from tests.deployments.serving import (
     MAX_REQUEST_BYTES,
     GrpcContext,
-    client_of,
     complete,
     local_serving,
 )
@@ -37,12 +35,6 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "variables": {"chat_template_kwargs": {"says": "more"}},
 }
-
-
-@pytest.fixture
-async def client(models: Models) -> AsyncIterator[httpx.AsyncClient]:
-    async with local_serving(models.target) as serving, client_of(serving) as client:
-        yield client
 
 
 async def test_a_text_is_the_tokens_of_a_completion_of_it(client: httpx.AsyncClient) -> None:

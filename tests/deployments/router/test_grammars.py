@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import random
-import threading
 from typing import Literal
 
 import pytest
@@ -25,10 +24,9 @@ from tests.deployments.loops import (
     wait_until,
 )
 from tests.fakes import LocalWorkers, ScriptedDrafter
-from tests.grammars import END_TOKEN, GRAMMARS, VOCAB_SIZE, save_grammar_model
+from tests.grammars import END_TOKEN, GRAMMARS, VOCAB_SIZE, compiling_held, save_grammar_model
 from tests.workers.test_grammar import make_compiler
 from workers.grammar import Grammar
-from workers.grammar_compiler import GrammarCompiler
 from workers.paged_model import CacheOptions
 from workers.types import ProposeRequest, SamplingParams
 
@@ -182,29 +180,19 @@ async def test_preemption_changes_nothing(
 
 
 async def test_a_grammar_that_is_being_compiled_is_waited_for_in_one_call(
-    models: Models,
-    all_params: list[GenerationParams],
-    plain: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    models: Models, all_params: list[GenerationParams], plain: list[list[int]]
 ) -> None:
-    gate = threading.Event()
-    compile_ = GrammarCompiler._compile
-
-    def wait(compiler: GrammarCompiler, grammar: Grammar) -> object:
-        assert gate.wait(timeout=30)
-        return compile_(compiler, grammar)
-
-    monkeypatch.setattr(GrammarCompiler, "_compile", wait)
-    async with running_loop(models, gamma=0) as (loop, targets, _):
-        running = asyncio.create_task(
-            run_all(loop, all_params[:1], concurrency=1, eos_token_ids=(END_TOKEN,))
-        )
-        await wait_until(lambda: len(targets.calls) > 0)
-        await asyncio.sleep(0.2)
-        assert len(targets.calls) == 1
-        gate.set()
-        (stream,) = await running
-        assert stream.token_ids == plain[0]
+    with compiling_held() as gate:
+        async with running_loop(models, gamma=0) as (loop, targets, _):
+            running = asyncio.create_task(
+                run_all(loop, all_params[:1], concurrency=1, eos_token_ids=(END_TOKEN,))
+            )
+            await wait_until(lambda: len(targets.calls) > 0)
+            await asyncio.sleep(0.2)
+            assert len(targets.calls) == 1
+            gate.set()
+            (stream,) = await running
+            assert stream.token_ids == plain[0]
 
 
 async def test_a_grammar_that_leaves_no_token_ends_its_sequence_alone(models: Models) -> None:

@@ -1,7 +1,6 @@
 """Whether a router says that it cannot serve, and why."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -121,18 +120,6 @@ async def test_the_probe_goes_on_whatever_it_gets(
     assert "the last call failed" in str(seen[2])
     assert "no answer within" in str(seen[3])
     assert seen[4:6] == [None, None]
-
-
-@pytest.fixture
-async def serving(models: Models) -> AsyncIterator[LocalServing]:
-    async with local_serving(models.target) as serving:
-        yield serving
-
-
-@pytest.fixture
-async def client(serving: LocalServing) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(serving) as client:
-        yield client
 
 
 async def test_a_router_that_serves_says_so(client: httpx.AsyncClient) -> None:
