@@ -10,6 +10,7 @@ from torch import Tensor
 from workers.backlog import WorkItem
 from workers.drafters.early_exit import EarlyDrafting, EarlyExitDrafter
 from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
+from workers.isolation import decide_each
 from workers.logprobs import token_logprobs
 from workers.model import Model
 from workers.paged_model import CacheOptions, Ranks
@@ -133,7 +134,10 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         asking = {run.sequence.seq_id: run for run in runs if run.item.request.next_k > 0}
         drafting = {
             result.seq_id: EarlyDrafting(
-                sequence=run.sequence, request=run.item.request, newest=result.tokens[-1]
+                sequence=run.sequence,
+                request=run.item.request,
+                newest=result.tokens[-1],
+                stop_below=run.item.request.next_stop_below,
             )
             for result in results
             if result.tokens and (run := asking.get(result.seq_id)) is not None
@@ -187,15 +191,13 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         """A verdict on the drafts of each run; None for a run that fails."""
         if not runs:
             return []
-        try:
-            return list(self._rule.judge(logits, [self._judged_run(run) for run in runs]))
-        except Exception:  # of one of them: each by itself shows whose
-            verdicts: list[Verdict | None] = [None] * len(runs)
-            split = logits.split([_num_judged_rows(run) for run in runs])
-            for index, (run, rows) in enumerate(zip(runs, split, strict=True)):
-                with self._isolated(run.sequence.seq_id):
-                    verdicts[index] = self._rule.judge(rows, [self._judged_run(run)])[0]
-            return verdicts
+        return decide_each(
+            lambda each, rows: self._rule.judge(rows, [self._judged_run(run) for run in each]),
+            runs,
+            logits,
+            num_rows=[_num_judged_rows(run) for run in runs],
+            isolated=lambda run: self._isolated(run.sequence.seq_id),
+        )
 
     def _answer(self, run: Run, verdict: Verdict, logits: Tensor, row: int) -> VerifyResult:
         """Roll back the drafts that were rejected; the run's logits begin at `row`.

@@ -358,6 +358,28 @@ def test_what_fails_for_one_sequence_ends_that_one(
     assert len(drafter) == drafter.num_sequences == 0
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_draft_raises_in_one_sequence_changes_no_other(
+    method: HeterogeneousVocab, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = drafter_of(names, "byte level", "sentence piece", method)
+    good = request(encode("byte level"))
+    alone = propose(drafter, good)
+    drafter.release(["s"])
+    note = drafter._translation.note
+
+    def fail_for_the_bad(drafted: list[int], column: int) -> None:
+        if (history := drafter._histories.get("bad")) and drafted is history.drafted:
+            raise ArithmeticError("a defect")
+        note(drafted, column)
+
+    monkeypatch.setattr(drafter._translation, "note", fail_for_the_bad)
+    results = drafter.propose([good, dataclasses.replace(good, seq_id="bad")])
+    assert "internal error" in {result.seq_id: result for result in results}["bad"].error
+    assert alone in results
+    drafter.check_integrity()
+
+
 def test_a_token_of_several_drafts_is_as_sure_as_they_are_together(names: dict[str, str]) -> None:
     drafter = drafter_of(names, "byte level", "permuted byte level", "retokenize")
     history = drafter._translation.begin()

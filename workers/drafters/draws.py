@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,44 @@ class Draft:
     token: int
     confidence: float | None = None
     law: bytes | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CollectedDrafts:
+    """The drafts that a sequence has so far, and whether it is to have more."""
+
+    k: int = 0
+    """The number of drafts to make."""
+    stop_below: float
+    """Drafting ends with the draft at which the product of the confidences falls below this."""
+    drafts: list[Draft] = field(default_factory=list)
+    has_ended: bool = False
+    """Whether no further draft can be had."""
+
+    @property
+    def wants_more(self) -> bool:
+        is_sure = math.prod(self.confidences) >= self.stop_below
+        return is_sure and len(self.drafts) < self.k and not self.has_ended
+
+    def add(self, draft: Draft | None) -> None:
+        """Take the next draft; None ends drafting."""
+        if draft is None:
+            self.has_ended = True
+        else:
+            self.drafts.append(draft)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(draft.token for draft in self.drafts)
+
+    @property
+    def confidences(self) -> tuple[float, ...]:
+        return tuple(d.confidence for d in self.drafts if d.confidence is not None)
+
+    @property
+    def laws(self) -> tuple[bytes, ...]:
+        """The law that each draft was drawn from, under rules that compare laws."""
+        return tuple(draft.law for draft in self.drafts if draft.law is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,23 @@ same slots when it verifies them, so nothing is kept of it: the sequence's cache
 """
 
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from workers.drafters.draws import Draft, Draw, allowed_next, choose_drafts, sampling_row
+from workers.drafters.draws import (
+    CollectedDrafts,
+    Draft,
+    Draw,
+    allowed_next,
+    choose_drafts,
+    sampling_row,
+)
 from workers.errors import KVCacheExhaustedError
 from workers.grammar_masks import GrammarMasks
+from workers.isolation import decide_each
 from workers.kv_cache import CachedSequence, SequenceTable
 from workers.paged_model import PagedModel
 from workers.step_plan import StepPlan
@@ -26,8 +34,9 @@ SOURCE = "early_exit"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class EarlyDrafting:
-    """One sequence whose next token is decided and not run, and the drafts that it has so far."""
+class EarlyDrafting(CollectedDrafts):
+    """One sequence whose next token is decided and not run, and its drafts so far: for as many as
+    are made there is room."""
 
     sequence: CachedSequence
     """The sequence, whose tokens grow by what is run."""
@@ -36,20 +45,9 @@ class EarlyDrafting:
     """The newest token, which is decided and not run yet."""
     round_len: int = field(init=False)
     """The number of committed tokens, `newest` included."""
-    k: int = 0
-    """The number of drafts to make, for all of which there is room."""
-    drafts: list[Draft] = field(default_factory=list)
-    has_ended: bool = False
-    """Whether no further draft can be had."""
 
     def __post_init__(self) -> None:
         self.round_len = self.sequence.cached_len + 1
-
-    @property
-    def wants_more(self) -> bool:
-        confidences = (1.0 if d.confidence is None else d.confidence for d in self.drafts)
-        is_sure = math.prod(confidences) >= self.request.next_stop_below
-        return is_sure and len(self.drafts) < self.k and not self.has_ended
 
     @property
     def to_run(self) -> int:
@@ -59,10 +57,7 @@ class EarlyDrafting:
     @property
     def draft_tokens(self) -> DraftTokens:
         return DraftTokens(
-            tokens=tuple(draft.token for draft in self.drafts),
-            confidences=tuple(d.confidence for d in self.drafts if d.confidence is not None),
-            law=tuple(draft.law for draft in self.drafts if draft.law is not None),
-            source=SOURCE,
+            tokens=self.tokens, confidences=self.confidences, law=self.laws, source=SOURCE
         )
 
 
@@ -109,18 +104,14 @@ class EarlyExitDrafter:
         logits = self._paged.run(plan, is_counted=False)  # [len(drafting), vocab]
         for entry in drafting:
             entry.sequence.tokens.append(entry.to_run)
-        try:
-            self._sample(drafting, logits)
-        except Exception:  # of one of them: each by itself shows whose
-            for row, entry in enumerate(drafting):
-                try:
-                    self._sample([entry], logits[row : row + 1])
-                except Exception:
-                    logger.exception("%s goes on without drafts", entry.sequence.seq_id)
-                    entry.has_ended = True
+        drafts = decide_each(
+            self._choose, drafting, logits, num_rows=[1] * len(drafting), isolated=_isolated
+        )
+        for entry, draft in zip(drafting, drafts, strict=True):
+            entry.add(draft)
 
-    def _sample(self, drafting: Sequence[EarlyDrafting], logits: Tensor) -> None:
-        """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
+    def _choose(self, drafting: Sequence[EarlyDrafting], logits: Tensor) -> list[Draft | None]:
+        """A draft for each; None where the scores decide none.  # logits [drafting, vocab]"""
         draws = [
             Draw(
                 row=sampling_row(entry.request, entry.sequence.tokens, self._allowed(entry)),
@@ -129,11 +120,16 @@ class EarlyExitDrafter:
             )
             for entry in drafting
         ]
-        for entry, draft in zip(drafting, choose_drafts(draws, logits), strict=True):
-            if draft is None:
-                entry.has_ended = True
-            else:
-                entry.drafts.append(draft)
+        return choose_drafts(draws, logits)
 
     def _allowed(self, entry: EarlyDrafting) -> Tensor | None:
         return allowed_next(self._grammars, entry.sequence, entry.request)
+
+
+@contextmanager
+def _isolated(entry: EarlyDrafting) -> Iterator[None]:
+    """Let whatever is raised within end the drafts of this sequence and nothing else."""
+    try:
+        yield
+    except Exception:
+        logger.exception("%s goes on without drafts", entry.sequence.seq_id)

@@ -1,15 +1,22 @@
 """The model drafter: a small model that guesses what the target will say."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from workers.cpu.packed_linear import has_streams
-from workers.drafters.draws import Draft, Draw, allowed_next, choose_drafts, sampling_row
+from workers.drafters.draws import (
+    CollectedDrafts,
+    Draft,
+    Draw,
+    allowed_next,
+    choose_drafts,
+    sampling_row,
+)
 from workers.grammar_masks import GrammarText
+from workers.isolation import decide_each
 from workers.kv_cache import CachedSequence
 from workers.model import Model, load_model
 from workers.model_source import AnyModel
@@ -26,41 +33,17 @@ SMALL_MODEL_BYTES = 8 * 1024**2
 """Size of bf16 weights up to which a model still fits a core's caches in fp32."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Drafting:
-    """One sequence in a step, and the drafts that it has so far."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Drafting(CollectedDrafts):
+    """One sequence in a step, and its drafts: none unless its newest committed token is run."""
 
     run: ScheduledRun[ProposeRequest]
-    k: int
-    """The number of drafts to make; 0 unless the step runs the newest committed token."""
     round_len: int
     """The number of committed tokens when the drafts were asked for."""
-    draft_tokens: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    laws: list[bytes] = field(default_factory=list)
-    """The law that each draft was drawn from, under rules that compare laws."""
-    has_ended: bool = False
-    """Whether the model's scores decided no token, so that drafting cannot go on."""
-
-    @property
-    def wants_more(self) -> bool:
-        is_sure = math.prod(self.confidences) >= self.run.item.request.stop_below
-        return is_sure and len(self.draft_tokens) < self.k and not self.has_ended
 
     @property
     def sequence(self) -> CachedSequence:
         return self.run.sequence
-
-    def add(self, draft: Draft | None) -> None:
-        """Take the next draft; None ends drafting."""
-        if draft is None:
-            self.has_ended = True
-            return
-        self.draft_tokens.append(draft.token)
-        if draft.confidence is not None:
-            self.confidences.append(draft.confidence)
-        if draft.law is not None:
-            self.laws.append(draft.law)
 
 
 def load_draft_model(
@@ -135,6 +118,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         return Drafting(
             run=run,
             k=min(num_drafts, run.num_draft_slots + 1),
+            stop_below=request.stop_below,
             round_len=request.base_len + len(request.new_tokens),
         )
 
@@ -159,31 +143,32 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         for entry in drafting:
             plan.add(
                 entry.sequence,
-                entry.draft_tokens[-1:],
+                [entry.drafts[-1].token],
                 num_logits=1,
                 committed_len=entry.run.committed_len,
             )
         logits = self._paged.run(plan)
         for entry in drafting:
-            entry.run.record(entry.draft_tokens[-1:])
+            entry.run.record([entry.drafts[-1].token])
         self._sample_drafts(drafting, logits)
 
     def _sample_drafts(self, drafting: Sequence[Drafting], logits: Tensor) -> None:
-        """As `_sample`, but what one sequence raises ends that one.  # logits [drafting, vocab]"""
-        if not drafting:
-            return
-        try:
-            self._sample(drafting, logits)
-        except Exception:  # of one of them: each by itself shows whose
-            for row, entry in enumerate(drafting):
-                has_failed = True
-                with self._isolated(entry.sequence.seq_id):
-                    self._sample([entry], logits[row : row + 1])
-                    has_failed = False
-                entry.has_ended |= has_failed
+        """Add a draft to each; those for which none can be had end.  # logits [drafting, vocab]"""
+        drafts = decide_each(
+            self._choose,
+            drafting,
+            logits,
+            num_rows=[1] * len(drafting),
+            isolated=lambda entry: self._isolated(entry.sequence.seq_id),
+        )
+        for entry, draft in zip(drafting, drafts, strict=True):
+            entry.has_ended = True  # if this fails
+            with self._isolated(entry.sequence.seq_id):
+                self._add(entry, draft)
+                entry.has_ended = draft is None
 
-    def _sample(self, drafting: Sequence[Drafting], logits: Tensor) -> None:
-        """Add a draft to each; those whose scores decide none end.  # logits [drafting, vocab]"""
+    def _choose(self, drafting: Sequence[Drafting], logits: Tensor) -> list[Draft | None]:
+        """A draft for each; None where the scores decide none.  # logits [drafting, vocab]"""
         draws = [
             Draw(
                 row=self._sampling_row(entry),
@@ -192,9 +177,7 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
             )
             for entry in drafting
         ]
-        drafts = choose_drafts(draws, self._scores(logits))
-        for entry, draft in zip(drafting, drafts, strict=True):
-            self._add(entry, draft)
+        return choose_drafts(draws, self._scores(logits))
 
     def _add(self, entry: Drafting, draft: Draft | None) -> None:
         """Take what was sampled as the entry's next draft; None ends drafting."""
@@ -223,9 +206,9 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
         self._backlog.finish(entry.run.item)
         return ProposeResult(
             seq_id=entry.sequence.seq_id,
-            draft_tokens=tuple(entry.draft_tokens),
-            confidences=tuple(entry.confidences),
-            law=tuple(entry.laws),
+            draft_tokens=entry.tokens,
+            confidences=entry.confidences,
+            law=entry.laws,
         )
 
     def _decide(self, logits: Tensor) -> None:
