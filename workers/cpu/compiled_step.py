@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import psutil
 import torch
@@ -41,6 +42,7 @@ from workers.step_inputs import AttentionBatch, LayerCache, StepInputs
 
 logger = logging.getLogger(__name__)
 
+LIBRARY = "forward.so"
 NICENESS = 10
 WORKER_POLL_S = 1.0
 COMPILE_TIMEOUT_S = 1800.0
@@ -121,21 +123,21 @@ class StepModule(nn.Module):
 class CompiledStep:
     """A compiled forward with a model's weights in it."""
 
-    def __init__(self, path: Path, model: Model) -> None:
-        """Load it; raises RuntimeError."""
-        package = torch._inductor.aoti_load_package(str(path))
+    def __init__(self, folder: Path, model: Model) -> None:
+        """Load it from where it was compiled to; raises RuntimeError."""
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(folder / LIBRARY), 1)
         weights = _weights_of(model)
-        names = package.get_constant_fqns()
-        if missing := set(names) - set(weights):
+        names = runner.get_constant_names_to_original_fqns()
+        if missing := set(names.values()) - set(weights):
             raise RuntimeError(f"the compiled forward wants weights {sorted(missing)[:3]}")
-        self._weights = {name: weights[name] for name in names}  # the loader does not keep them
-        package.load_constants(self._weights, check_full_update=True, user_managed=True)
-        self._run = package.loader.boxed_run
+        self._weights = {own: weights[name] for own, name in names.items()}  # the runner keeps none
+        runner.update_constant_buffer(self._weights, False, True, user_managed=True)
+        self._run = runner.run
 
     @torch.inference_mode()
     def __call__(self, inputs: StepInputs) -> Tensor:
         """Run a step as Model.forward does.  # [num_rows, vocab]"""
-        *vectors, keys, values = _tensors(inputs)
+        *vectors, keys, values = step_tensors(inputs)
         outputs: list[Tensor] = self._run([*vectors, *keys, *values])
         return outputs[0]
 
@@ -163,8 +165,8 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
             _check_memory(model)  # a compiled one that is kept needs none
             _compile(spec, output)
 
-        package = machine_cache.get_or_build("forward", ".pt2", _sources(model, spec), compile_for)
-        step = CompiledStep(package, model)
+        compiled = machine_cache.get_or_build("forward", _sources(model, spec), compile_for)
+        step = CompiledStep(compiled, model)
         error = step_probe.probe_error(step, model, block_size=block_size)
     except Exception as failure:  # whatever it is, the model's own forward serves
         logger.warning("%s is not compiled, so it is slower: %s", model.name, first_line(failure))
@@ -278,7 +280,7 @@ def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
     with torch.no_grad():
         program = torch.export.export(
             module,
-            _tensors(inputs),
+            step_tensors(inputs),
             dynamic_shapes=(
                 {1: auto},
                 {1: auto},
@@ -294,14 +296,31 @@ def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
         )
     if packed_linear.has_streams(model.dtype):
         packed_linear.join_products(program)
+    output.mkdir()
+    package = output / "forward.pt2"
     torch._inductor.aoti_compile_and_package(
         program,
-        package_path=str(output),
+        package_path=str(package),
         inductor_configs={"aot_inductor.package_constants_in_so": False},
     )
+    _unpack(package)
 
 
-def _tensors(inputs: StepInputs) -> tuple[Any, ...]:
+def _unpack(package: Path) -> None:
+    """Put what is needed of a package in its place.
+
+    Torch would unpack it for each process that loads it, into a temporary folder that stays when
+    the process is killed.
+    """
+    with ZipFile(package) as archive:
+        (library,) = (Path(name) for name in archive.namelist() if name.endswith(".so"))
+        for suffix in (".so", ".json"):  # beside it: which operators it calls
+            unpacked = archive.read(str(library.with_suffix(suffix)))
+            (package.parent / LIBRARY).with_suffix(suffix).write_bytes(unpacked)
+    package.unlink()
+
+
+def step_tensors(inputs: StepInputs) -> tuple[Any, ...]:
     """What StepModule is called with."""
     batch = inputs.attention
     assert batch.varlen is not None

@@ -30,7 +30,7 @@ def load_operators() -> bool:
     """Load the operators, compiled if need be; returns whether `torch.ops.tandem` has them."""
     try:
         sources = [source.read_text() for source in (*SOURCES, *HEADERS)]
-        library = machine_cache.get_or_build("operators", ".so", (*sources, *FLAGS), _compile)
+        library = machine_cache.get_or_build("operators", (*sources, *FLAGS), _compile)
         torch.ops.load_library(str(library))
     except (OSError, RuntimeError) as error:
         logger.warning("no C++ operators, so steps on this CPU are slower: %s", error)
@@ -44,20 +44,28 @@ def load_operators() -> bool:
 
 
 def _compile(output: Path) -> None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise RuntimeError(f"there is no C++ compiler ({' or '.join(COMPILERS)}) on this machine")
-    logger.info("compiling the C++ operators, once on this machine")
-    includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    compilers = [path for name in COMPILERS if (path := shutil.which(name)) is not None]
+    failure = f"there is no C++ compiler ({' or '.join(COMPILERS)}) on this machine"
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
-    command = [compiler, *FLAGS, *includes, "-x", "c++", "-", "-o", str(output), *libraries]
-    # as one unit: torch's headers take far longer than what is in the sources
-    unit = "".join(f'#include "{source}"\n' for source in SOURCES)
-    result = subprocess.run(
-        [*command, "-lc10", "-ltorch_cpu"], input=unit, capture_output=True, text=True, check=False
+    for compiler in compilers:  # c++ may be one that lacks what another has
+        logger.info("compiling the C++ operators with %s, once on this machine", compiler)
+        result = run_compiler(compiler, "-o", str(output), *libraries, "-lc10", "-ltorch_cpu")
+        if result.returncode == 0:
+            return
+        failure = f"{compiler} failed: {result.stderr.strip()[-500:]}"
+    raise RuntimeError(failure)
+
+
+def run_compiler(compiler: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a C++ compiler on the sources, as one unit: torch's headers take most of the time."""
+    includes = [f"-isystem{path}" for path in cpp_extension.include_paths()]
+    return subprocess.run(
+        [compiler, *FLAGS, *includes, "-x", "c++", "-", *arguments],
+        input="".join(f'#include "{source}"\n' for source in SOURCES),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if result.returncode != 0:
-        raise RuntimeError(f"{compiler} failed: {result.stderr.strip()[-500:]}")
 
 
 # What tracing needs to know of the operators:

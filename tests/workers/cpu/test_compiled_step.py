@@ -21,6 +21,7 @@ from workers.cpu.packed_linear import has_streams
 from workers.cpu.step_probe import TOLERANCES, make_inputs
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.step_inputs import StepInputs
 from workers.target import Target
 
 needs_compiler = pytest.mark.skipif(
@@ -38,6 +39,10 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = str(tmp_path / "cache")
     monkeypatch.setattr(machine_cache.cpp_extension, "get_default_build_root", lambda: folder)
     return tmp_path / "cache"
+
+
+def forwards(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("forward-*") if path.suffix != ".lock"]
 
 
 def make_model(folder: Path, family: str = "llama", dtype: str = "float32") -> Model:
@@ -82,6 +87,25 @@ def test_compiled_logits_are_the_same_in_any_batch(family: str, dtype: str, tmp_
 
 
 @needs_compiler
+def test_models_of_a_shape_share_a_library_and_keep_their_weights(tmp_path: Path) -> None:
+    """It is loaded from where it was compiled to: a copy that is made for a process would stay when
+    that process is killed."""
+    names = [save_model(tmp_path / str(seed), seed=seed, num_hidden_layers=2) for seed in range(2)]
+    models = [load_model(name, dtype="float32", device="cpu") for name in names]
+    steps = [compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1) for model in models]
+    mapped = Path("/proc/self/maps").read_text()
+    assert f"/{compiled_step.LIBRARY}\n" in mapped
+    assert "aotinductor_" not in mapped  # torch's folders of such copies
+    for model, step in zip(models, steps, strict=True):
+        assert step is not None
+        logits, expected = (
+            forward(make_inputs(model, step_probe.EXAMPLE, block_size=BLOCK_SIZE))
+            for forward in (step, model.forward)
+        )
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@needs_compiler
 def test_layers_without_attention_are_counted(tmp_path: Path) -> None:
     """What is compiled knows attention layers by their numbers among all."""
     kinds = ["mlp", "full_attention", "mlp", "full_attention"]
@@ -91,21 +115,29 @@ def test_layers_without_attention_are_counted(tmp_path: Path) -> None:
     step = StepModule.of(model, inputs.attention.layers.values())
     expected = model.forward(make_inputs(model, step_probe.EXAMPLE, block_size=BLOCK_SIZE))
     with torch.inference_mode():
-        torch.testing.assert_close(step(*compiled_step._tensors(inputs)), expected)
+        torch.testing.assert_close(step(*compiled_step.step_tensors(inputs)), expected)
 
 
 @needs_compiler
-def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> None:
+def test_a_worker_switches_between_steps_without_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One compiled forward serves all weights of a shape, and a running sequence goes on.
 
     One of the first layers drafts beside it.
     """
+    used: set[CompiledStep] = set()
+    run = CompiledStep.__call__
+
+    def note_and_run(step: CompiledStep, inputs: StepInputs) -> torch.Tensor:
+        used.add(step)
+        return run(step, inputs)
+
+    monkeypatch.setattr(CompiledStep, "__call__", note_and_run)
     plain = Target(make_model(tmp_path), CACHE)
     target = Target(make_model(tmp_path), CACHE, early_exit_layer=1)
     target.start_compiling().join()
-    assert isinstance(target._paged.forward, CompiledStep)
-    assert target._paged._early is not None
-    assert isinstance(target._paged._early.forward, CompiledStep)
+    used.clear()  # by probes
     for seed in range(4):
         prompt = make_prompt(seed, 10 + 7 * seed)
         for sampling in (GREEDY, SAMPLED):
@@ -114,6 +146,7 @@ def test_a_worker_switches_between_steps_without_a_change(tmp_path: Path) -> Non
             drafted = generate(target, prompt, 40, sampling=sampling, drafts=random_drafts(3, seed))
             assert drafted == expected
             assert generate(target, prompt, 40, sampling=sampling, next_k=3) == expected
+    assert len(used) == 2  # of all layers, and of the first
 
 
 @needs_compiler
@@ -127,21 +160,25 @@ def test_what_differs_is_not_used(
     monkeypatch.setattr(step_probe, "probe_error", lambda *_, **__: error)
     target = Target(make_model(tmp_path / "model"), CACHE)
     target.start_compiling().join()
-    assert target._paged.forward == target._paged.model.forward
+    assert not target.is_compiled
     assert f"is off by {error:.3g}: not used" in caplog.text
 
 
 @needs_compiler
-def test_a_spoilt_package_is_not_used(
+def test_a_spoilt_library_is_not_used(
     empty_cache: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(compiled_step, "_compile", lambda _, output: output.write_bytes(b"no zip"))
+    def spoil(_: object, output: Path) -> None:
+        output.mkdir()
+        (output / compiled_step.LIBRARY).write_bytes(b"no library")
+
+    monkeypatch.setattr(compiled_step, "_compile", spoil)
     target = Target(make_model(tmp_path / "model"), CACHE)
     target.start_compiling().join()
-    assert len(list(empty_cache.rglob("forward-*.pt2"))) == 1
+    assert len(forwards(empty_cache)) == 1
     assert "is not compiled, so it is slower" in caplog.text
     assert generate(target, make_prompt(1, 10), 10)
 
@@ -156,7 +193,7 @@ def test_a_forward_of_weights_laid_out_otherwise_is_not_taken(
         monkeypatch.setattr(packed_linear, "has_streams", lambda _, streams=streams: streams)
         model = make_model(tmp_path / "model", dtype="bfloat16")
         compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1)
-    assert len(list(empty_cache.rglob("forward-*.pt2"))) == 2
+    assert len(forwards(empty_cache)) == 2
 
 
 @needs_compiler

@@ -25,7 +25,7 @@ def test_a_machine_without_a_compiler_serves_without(
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     assert not native.load_operators.__wrapped__()
     assert "there is no C++ compiler (c++ or g++) on this machine" in caplog.text
-    assert list(no_operators.rglob("*.so")) == []
+    assert not any(path.suffix != ".lock" for path in no_operators.rglob("operators-*"))
 
 
 def test_a_failing_compiler_leaves_no_library(
@@ -36,7 +36,22 @@ def test_a_failing_compiler_leaves_no_library(
     monkeypatch.setattr(native, "FLAGS", ("--no-such-flag",))
     assert not native.load_operators.__wrapped__()
     assert "++ failed" in caplog.text
-    assert list(no_operators.rglob("*.so")) == []
+    assert not any(path.suffix != ".lock" for path in no_operators.rglob("operators-*"))
+
+
+def test_a_compiler_that_cannot_is_followed_by_the_next(
+    no_operators: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where `c++` is one without OpenMP."""
+    monkeypatch.setenv("PATH", str(no_operators))
+    fakes = {"c++": "exit 1", "g++": 'while [ "$1" != -o ]; do shift; done; echo compiled > "$2"'}
+    for name, script in fakes.items():
+        (no_operators / name).write_text(f"#!/bin/sh\n{script}\n")
+        (no_operators / name).chmod(0o755)
+    assert not native.load_operators.__wrapped__()
+    (library,) = (path for path in no_operators.rglob("operators-*") if path.suffix != ".lock")
+    assert library.read_text() == "compiled\n"
+    assert "++ failed" not in caplog.text
 
 
 @pytest.mark.skipif(not has_kernels(), reason="no packed bf16 products on this CPU")
