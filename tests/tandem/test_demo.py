@@ -48,14 +48,8 @@ class TestBundledPair:
             assert model.dtype == torch.bfloat16
             assert low < model.num_parameters() < high
 
-    def test_report_is_there_and_good_enough(self) -> None:
-        report = json.loads((bundled.PAIR_FOLDER / "report.json").read_text())
-        assert report["greedy_agreement"] >= 0.65
-        assert report["target_held_out_loss"] < report["draft_held_out_loss"] < 4
-        assert report["command"].startswith("python -m cluster demo-train")
-
-    @pytest.mark.parametrize("name", [DRAFT, EARLY_EXIT], ids=["draft", "early exit"])
-    def test_drafts_agree_with_the_target_as_reported(self, name: str) -> None:
+    @pytest.mark.parametrize(("name", "least"), [(DRAFT, 0.65), (EARLY_EXIT, 0.5)])
+    def test_drafts_agree_with_the_target_as_reported(self, name: str, least: float) -> None:
         """On fewer prompts than the report: within what so few can tell."""
         folder = bundled.PAIR_FOLDER if name == DRAFT else Path(name)
         report = json.loads((folder / "report.json").read_text())
@@ -81,7 +75,9 @@ class TestBundledPair:
             guesses = draft(output[:, :-1]).logits.argmax(-1)[:, prompt_len - 1 :]
             num_agreed += int((guesses == output[:, prompt_len:]).sum())
             num_tokens += guesses.numel()
-        assert abs(num_agreed / num_tokens - report["greedy_agreement"]) < 0.15
+        agreement = num_agreed / num_tokens
+        assert abs(agreement - report["greedy_agreement"]) < 0.15
+        assert min(agreement, report["greedy_agreement"]) >= least
 
 
 class TestGrow:
