@@ -35,10 +35,11 @@ test-gpu: ## run the worker tests that need a CUDA device: make test-gpu PYTEST=
 gpu-report: ## measure the workers on a CUDA device in under 5 minutes, without Ray: make gpu-report PYTHON=python3
 	$(PYTHON) -m tandem gpu-report $(ARGS)
 
-check: install ## check formatting, lint, types, architecture and docs
+check: install ## check formatting, lint, types, warnings of C++, architecture and docs
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python .ci/cpp_warnings.py
 	$(PYTEST) --quiet tests/test_architecture.py tests/test_docs.py
 
 format: install ## format the source

@@ -54,9 +54,9 @@ int64_t keep_packed(const at::Tensor& weight) { return weights().keep(weight); }
 
 void drop_packed(int64_t handle) { weights().drop(handle); }
 
-// input [..., in_features], handle [1, 1] -> [..., out_features]
+// input [..., in_features], handle [1, 1] -> [..., out_features], which tracing asks for
 at::Tensor packed_linear(const at::Tensor& input, const at::Tensor& handle,
-                         const std::optional<at::Tensor>& bias, int64_t out_features) {
+                         const std::optional<at::Tensor>& bias, int64_t /*out_features*/) {
   static const auto linear = c10::Dispatcher::singleton()
                                  .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
                                  .typed<LinearPointwise>();
