@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Clients bring some sixty packages with them.
+COMPAT_VENV := .venv-compat
 PYTEST ?= $(VENV)/bin/pytest
 # Options of the app for `make serve`, as in: make serve ARGS="gamma=2 dtype=float32"
 ARGS ?=
@@ -9,17 +11,21 @@ ARGS ?=
 CASES ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu gpu-report check format docs bench fuzz proto
+.PHONY: help install serve test compat test-gpu gpu-report check format docs bench fuzz proto
 
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## make .venv with the exact versions of constraints.txt
 
+$(VENV)/.installed: EXTRAS := test,quantization
 $(VENV)/.installed: pyproject.toml constraints.txt
+$(COMPAT_VENV)/.installed: EXTRAS := test,compat
+$(COMPAT_VENV)/.installed: pyproject.toml constraints.txt constraints-compat.txt
+$(VENV)/.installed $(COMPAT_VENV)/.installed:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[test,quantization]"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet $(patsubst %,--constraint %,$(filter %.txt,$^)) --editable ".[$(EXTRAS)]"
 	touch $@
 
 serve: install ## serve the bundled pair, or other models: make serve ARGS="target=... draft=..."
@@ -28,6 +34,9 @@ serve: install ## serve the bundled pair, or other models: make serve ARGS="targ
 # Two processes: one runs the app, the other begins with everything else.
 test: install ## run the test suite; no network, no GPU
 	$(PYTEST) --numprocesses 2 --dist loadscope
+
+compat: $(COMPAT_VENV)/.installed ## try clients that people have, in .venv-compat: make compat ARGS="-k openai"
+	$(COMPAT_VENV)/bin/pytest tests/compat $(ARGS)
 
 test-gpu: ## run the worker tests that need a CUDA device: make test-gpu PYTEST="python3 -m pytest"
 	$(PYTEST) -o addopts= -o filterwarnings=default -m gpu tests/workers

@@ -4,9 +4,11 @@ Most of these clients are in the extra `compat`; tests of those that are not ins
 """
 
 import asyncio
+import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pytest
@@ -22,8 +24,11 @@ from transformers import (
 from cluster import bundled
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.health import watch_targets
-from tests.deployments.serving import local_serving
+from tests.deployments.serving import LocalServing, local_serving
 from workers.model import load_model
+
+# LiteLLM would fetch its list of prices as it is imported.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 MODEL = "tiny"
 """The name that `local_serving` gives its model."""
@@ -37,6 +42,8 @@ class Server:
     port: int
     reference: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    wait_until_nothing_is_held: Callable[[], None]
+    """Raises TimeoutError if it holds a sequence or a block for long that no request needs."""
 
     @property
     def base_url(self) -> str:
@@ -63,6 +70,11 @@ class Server:
         return sum(float(laws[first + i, token]) for i, token in enumerate(token_ids))
 
 
+def wait_on(loop: asyncio.AbstractEventLoop, serving: LocalServing) -> None:
+    """Wait until nothing is held, from another thread than that of the server's loop."""
+    asyncio.run_coroutine_threadsafe(serving.wait_until_nothing_is_held(), loop).result()
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Serve from a thread with an event loop of its own, as clients block."""
@@ -71,7 +83,9 @@ def server() -> Iterator[Server]:
     tokenizer = AutoTokenizer.from_pretrained(name)
     reference = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        is_up, stop = threading.Event(), threading.Event()
+        stop = threading.Event()
+        is_up: Future[Callable[[], None]] = Future()
+        """Its result waits until nothing is held."""
 
         async def serve() -> None:
             model = load_model(name, dtype="float32", device="cpu")
@@ -84,7 +98,8 @@ def server() -> Iterator[Server]:
                 watching = asyncio.create_task(watch_targets(serving.health, serving.targets.find))
                 while not served.started:
                     await asyncio.sleep(0.01)
-                is_up.set()
+                loop = asyncio.get_running_loop()
+                is_up.set_result(lambda: wait_on(loop, serving))
                 await asyncio.to_thread(stop.wait)
                 watching.cancel()
                 served.should_exit = True
@@ -92,7 +107,11 @@ def server() -> Iterator[Server]:
 
         thread = threading.Thread(target=asyncio.run, args=[serve()], name="compat server")
         thread.start()
-        assert is_up.wait(timeout=60)
-        yield Server(port=listening.getsockname()[1], reference=reference, tokenizer=tokenizer)
+        yield Server(
+            port=listening.getsockname()[1],
+            reference=reference,
+            tokenizer=tokenizer,
+            wait_until_nothing_is_held=is_up.result(timeout=60),
+        )
         stop.set()
         thread.join()
