@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tests.grammars import ARITHMETIC, PERSON
+from tests.grammars import ARITHMETIC, END_TOKEN, PERSON
 
 Gamma = int | Literal["dynamic"]
 
@@ -24,6 +24,8 @@ FREQUENT = "eatoinshrdlu"
 """Characters that are tokens of the tests' tokenizer, beside all other bytes."""
 PREDICTION = "the cat and the dog and the cat and a b"
 STOP_TOKENS = list(range(3, 97, 8))
+LIKELY_END = {"logit_bias": {str(END_TOKEN): 2.0}}
+"""Of random models few texts end by themselves."""
 ALL_SAMPLING = {
     "top_p": 0.9,
     "top_k": 30,
@@ -74,7 +76,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"stop_token_ids": STOP_TOKENS},
     "min_tokens": {"min_tokens": 12, "stop_token_ids": STOP_TOKENS, "stop": list(FREQUENT)},
     "bad_words": {"bad_words": [*FREQUENT, "ab", "xyz", '"!']},
-    "ignore_eos": {"ignore_eos": True},
+    "logit_bias of the end of a text": LIKELY_END,
+    "ignore_eos": {**LIKELY_END, "ignore_eos": True},
     "max_tokens": {"max_tokens": 1},
     "max_tokens of 0, with echo": {"max_tokens": 0, "echo": True, "logprobs": 1},
     "n": {"n": 3},
@@ -84,7 +87,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "prompt_logprobs": {"prompt_logprobs": 5},
     "echo with logprobs": {"echo": True, "logprobs": 1, "max_tokens": 1},
     "return_token_ids": {"return_token_ids": True},
-    "skip_special_tokens": {"skip_special_tokens": False},
+    "skip_special_tokens": {**LIKELY_END, "ignore_eos": True, "skip_special_tokens": False},
     "cache_salt": {"cache_salt": "s"},
     "speculation.mode": {"speculation": {"mode": "off"}},
     "speculation.num_speculative_tokens": {"speculation": {"num_speculative_tokens": 2}},
@@ -128,6 +131,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
 }
 """The fields of each; those with `tools` are of a chat, with the prompt as its message."""
+UNDRAFTED = frozenset(
+    {"max_tokens", "max_tokens of 0, with echo", "echo with logprobs", "speculation.mode"}
+)
+"""The features whose requests have no drafts: the last token needs none."""
 
 
 def has_one_text(feature: str, way: str) -> bool:

@@ -16,6 +16,7 @@ from deployments.router.drafting.protocol import Drafter
 from deployments.router.drafting.remote import DraftClient, PooledDrafter
 from deployments.router.loop import LoopOptions, RoundLoop
 from deployments.router.policy.controller import make_controller
+from deployments.router.policy.gamma import GammaController
 from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies
@@ -100,7 +101,7 @@ class Stream:
 async def running_loop(
     models: Models,
     *,
-    gamma: int | Literal["dynamic"] = 4,
+    gamma: int | Literal["dynamic"] | GammaController = 4,
     overlap: bool = False,
     drafts: LocalWorkers | ScriptedDrafter | None = None,
     drafter: str = "model",
@@ -124,7 +125,7 @@ async def running_loop(
         targets=targets,
         drafters=drafters,
         policies=Policies(
-            gamma=make_controller(gamma),
+            gamma=make_controller(gamma) if isinstance(gamma, int | str) else gamma,
             overlap=FixedOverlap(is_on=overlap),
             max_gamma=max_gamma,
             max_model_len=max_model_len,

@@ -20,6 +20,7 @@ from deployments.router.chat.template import ChatTemplate
 from deployments.router.grammars import make_compiler
 from deployments.router.health import Health
 from deployments.router.loop import LoopOptions, RoundLoop
+from deployments.router.policy.gamma import GammaController
 from deployments.router.request import GenerationRequest
 from deployments.router.request_log import RequestLog
 from deployments.router.service import GenerationService, ServedModel
@@ -100,7 +101,7 @@ async def local_serving(
     *,
     max_running: int = 16,
     max_waiting: int = 64,
-    gamma: int | Literal["dynamic"] = 4,
+    gamma: int | Literal["dynamic"] | GammaController = 4,
     drafter: str = "model",
     draft: Model | None = None,
     draft_worker: Callable[[], ModelDrafter] | None = None,

@@ -5,6 +5,9 @@ for log-probabilities transformers' own forward.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -15,6 +18,9 @@ from cluster.options import AppArgs
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.router.chat.template import ChatTemplate
+from deployments.router.generation import Usage
+from deployments.router.policy.controller import DynamicGamma
+from deployments.router.policy.gamma import ObservedRound
 from deployments.router.sequence import Delta
 from tests.deployments.combinations import (
     CHAT_TEMPLATE,
@@ -24,6 +30,7 @@ from tests.deployments.combinations import (
     SAMPLED,
     STOP_TOKENS,
     TRIED,
+    UNDRAFTED,
     Gamma,
     has_one_text,
 )
@@ -42,7 +49,41 @@ TOLERANCE = 1e-4
 Request = CompletionRequest | ChatCompletionRequest
 Case = tuple[str, str, int]
 """A feature, how tokens are chosen, and which prompt."""
-Answers = dict[Case, list[Delta]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a request."""
+
+    deltas: list[Delta]
+    usage: Usage
+    num_run: int
+    """Tokens that the target ran meanwhile: for this request, where it was alone."""
+
+    @property
+    def num_prompt_run(self) -> int:
+        """The part of `num_run` that was not cached before; every token but the last is run."""
+        return self.num_run - sum(len(delta.records) - 1 for delta in self.deltas)
+
+
+Answers = dict[Case, Answer]
+
+
+class CheapDrafts(DynamicGamma):
+    """A dynamic gamma on a machine where drafts always pay: verifying takes a second, however many
+    there are."""
+
+    def observe(self, observed: ObservedRound) -> None:
+        super().observe(
+            replace(
+                observed,
+                verify_s=1.0,
+                verify_compute_s=1.0,
+                draft_s=None if observed.draft_s is None else 1e-6,
+                draft_compute_s=0.0,
+                ahead_s=None if observed.ahead_s is None else 1e-6,
+            )
+        )
 
 
 def request(prompt: str, **fields: Any) -> Request:
@@ -63,15 +104,18 @@ def requests() -> dict[Case, Request]:
     }
 
 
-async def answer(serving: LocalServing, request: Request) -> list[Delta]:
+async def answer(serving: LocalServing, request: Request) -> Answer:
+    (target,) = serving.targets.replicas.values()
+    num_run = target.work.num_tokens
     async with serving.service.open(request.generation_request()) as generation:
-        return await generation.complete()
+        deltas = await generation.complete()
+    return Answer(deltas=deltas, usage=generation.usage, num_run=target.work.num_tokens - num_run)
 
 
 async def answer_all(serving: LocalServing, *, at_a_time: int) -> Answers:
     slots = asyncio.Semaphore(at_a_time)
 
-    async def one(request: Request) -> list[Delta]:
+    async def one(request: Request) -> Answer:
         async with slots:
             return await answer(serving, request)
 
@@ -158,26 +202,38 @@ async def test_drafts_change_nothing(
         target,
         draft_worker=lambda: make_drafter(draft, vocabulary, CACHE, target=target.name),
         drafter=args.drafter,
-        gamma=gamma,
+        gamma=CheapDrafts() if gamma == "dynamic" else gamma,
         tokenizer=tokenizer,
         chat_template=ChatTemplate(tokenizer),
     ) as serving:
         answers = await answer_all(serving, at_a_time=12)
         await serving.wait_until_nothing_is_held()
-    for case, deltas in answers.items():
+    for case, answer in answers.items():
         if gamma != 0 and not has_one_text(*case[:2]):
-            assert all(delta.finish_reason for delta in deltas)
-            continue
-        assert [shown(delta) for delta in deltas] == [shown(delta) for delta in plain[case]], case
-        for delta, expected in zip(deltas, plain[case], strict=True):
-            assert logprobs_of(delta) == pytest.approx(logprobs_of(expected), abs=TOLERANCE), case
-    sources = {
-        record.source for deltas in answers.values() for delta in deltas for record in delta.records
-    }
-    if gamma == 8:  # a dynamic one drafts for tiny models as the clock says
-        assert {*args.drafters} <= sources
-    if gamma == 0:
-        assert sources == {""}
+            assert all(delta.finish_reason for delta in answer.deltas)
+        else:
+            check_that_it_is_shown(answer.deltas, plain[case].deltas, case)
+    check_drafts(answers, args.drafters, is_drafting=gamma != 0)
+
+
+def check_that_it_is_shown(deltas: list[Delta], expected: list[Delta], case: Case) -> None:
+    assert [shown(delta) for delta in deltas] == [shown(delta) for delta in expected], case
+    for delta, other in zip(deltas, expected, strict=True):
+        assert logprobs_of(delta) == pytest.approx(logprobs_of(other), abs=TOLERANCE), case
+
+
+def check_drafts(answers: Answers, drafters: Sequence[str], *, is_drafting: bool) -> None:
+    """Every feature has drafts tested, and each drafter and the grammars some accepted."""
+    num_tested: Counter[str] = Counter()
+    sources: set[str] = set()
+    for (feature, _, _), answer in answers.items():
+        num_tested[feature] += answer.usage.speculation.num_tested
+        sources |= {record.source for delta in answer.deltas for record in delta.records}
+    assert {name for name in FEATURES if num_tested[name]} == (
+        FEATURES.keys() - UNDRAFTED if is_drafting else set()
+    )
+    assert sources >= ({*drafters, "grammar"} if is_drafting else {""})
+    assert is_drafting or sources == {""}
 
 
 def test_log_probabilities_are_those_of_a_plain_forward(
@@ -193,7 +249,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(
                 messages, tools=request.tools, tokenize=False, **request.chat_template_kwargs
             )
         prompt = tuple(tokenizer.encode(text))
-        for delta in plain[case]:
+        for delta in plain[case].deltas:
             law = reference.law(prompt + delta.token_ids)
             for position, record in enumerate(delta.records, start=len(prompt)):
                 num_checked += reference.check(record, law[position - 1], request.num_logprobs)
@@ -227,20 +283,40 @@ class Reference:
         return 1 + len(top)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-     "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "bad_words", "n", "best_of",
-     "response_format", "structured_outputs", "guided_regex", "guided_choice", "guided_grammar",
-     "tool_choice", "tool_choice with thoughts"],
-)  # fmt: skip
+SILENT = {
+    name
+    for name in FEATURES
+    if name in ("no field but temperature", "cache_salt")
+    or name.startswith(("speculation", "prediction"))
+}
+"""What is seen in no text; those of speculation and predictions in the drafts."""
+BESIDE = {"ignore_eos": "logit_bias of the end of a text", "skip_special_tokens": "ignore_eos"}
+"""The features whose request is that of another one and one field more."""
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURES if name not in SILENT])
 def test_a_field_shows(name: str, plain: Answers) -> None:
     """What is compared above is not the same text for every field."""
-    tokens, without = (
-        [delta.token_ids for index in range(len(PROMPTS)) for delta in plain[key, "sampled", index]]
-        for key in (name, "no field but temperature")
+    answers, without = (
+        [
+            (shown(delta), logprobs_of(delta))
+            for index in range(len(PROMPTS))
+            for delta in plain[key, "sampled", index].deltas
+        ]
+        for key in (name, BESIDE.get(name, "no field but temperature"))
     )
-    assert tokens != without
+    assert answers != without
+
+
+def test_a_salt_shows_in_what_is_cached(plain: Answers) -> None:
+    """Each prompt was run before, and nothing with this salt."""
+    for index, prompt in enumerate(PROMPTS):
+        salted, other = (
+            plain[name, "greedy", index].num_prompt_run for name in ("cache_salt", "echo")
+        )
+        if len(prompt) > CACHE.block_size:
+            assert salted > other
+        assert salted == plain["cache_salt", "greedy", index].usage.num_prompt_tokens
 
 
 def test_texts_are_what_the_fields_say(tokenizer: Any, plain: Answers) -> None:
@@ -248,18 +324,18 @@ def test_texts_are_what_the_fields_say(tokenizer: Any, plain: Answers) -> None:
     banned = {token for character in FREQUENT for token in tokenizer.encode(character)}
     for index in range(len(PROMPTS)):
         for way in ("greedy", "sampled"):
-            (base,) = plain["no field but temperature", way, index]
-            (stopped,) = plain["stop_token_ids", way, index]
+            (base,) = plain["no field but temperature", way, index].deltas
+            (stopped,) = plain["stop_token_ids", way, index].deltas
             ends = [
                 i for i, token in enumerate(base.token_ids) if token in (END_TOKEN, *STOP_TOKENS)
             ]
             end = ends[0] + 1 if ends else NUM_TOKENS
             assert stopped.token_ids == base.token_ids[:end]
-            (delayed,) = plain["min_tokens", way, index]
+            (delayed,) = plain["min_tokens", way, index].deltas
             assert len(delayed.token_ids) > 11
             assert not {*delayed.token_ids[:12]} & {END_TOKEN, *STOP_TOKENS}
-            (clean,) = plain["bad_words", way, index]
+            (clean,) = plain["bad_words", way, index].deltas
             assert not {*clean.token_ids} & banned
-            (nothing,) = plain["max_tokens of 0, with echo", way, index]
+            (nothing,) = plain["max_tokens of 0, with echo", way, index].deltas
             assert (nothing.text, nothing.finish_reason) == ("", "length")
             assert "".join(record.text for record in nothing.prompt) == PROMPTS[index]
