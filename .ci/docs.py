@@ -24,6 +24,7 @@ from deployments.api.errors import HTTP_ERRORS, grpc_code, http_error  # noqa: E
 from deployments.api.field_table import rows as field_rows  # noqa: E402
 from deployments.metrics import rows as metric_rows  # noqa: E402
 from deployments.router.request_log import __doc__ as request_log_table  # noqa: E402
+from tests.deployments import option_pairs  # noqa: E402
 from tests.deployments.combinations import TRIED, combinations  # noqa: E402
 from tests.tiny_models import SERVED, make_config  # noqa: E402
 from workers.errors import UnsupportedModelError  # noqa: E402
@@ -193,6 +194,15 @@ def what_works() -> str:
     return table(("feature", *(f"`{option}`" for option in TRIED)), combinations())
 
 
+def options_together() -> str:
+    """Which options are served together, and what is said of the others."""
+    sentences = [
+        f"{number}. `{sentence.format(target='...')}`\n"
+        for number, sentence in enumerate(option_pairs.REFUSED.values(), start=1)
+    ]
+    return "".join([table(("", *option_pairs.OPTIONS), option_pairs.rows()), "\n", *sentences])
+
+
 def tree() -> str:
     """Every module with the first sentence of its docstring."""
     lines = list(chain.from_iterable(entries(ROOT / package, 0) for package in PACKAGES))
@@ -253,7 +263,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options, "request_fields": request_fields, "chat_fields": chat_fields,
     "metrics": metrics, "errors": errors, "models": models, "tree": tree,
     "request_log": request_log, "what_works": what_works, "policy_constants": policy_constants,
-    "unserved_fields": unserved_fields,
+    "unserved_fields": unserved_fields, "options_together": options_together,
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Two processes with half a model each decode as one with all of it."""
 
+import asyncio
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -11,8 +12,20 @@ import psutil
 import pytest
 import torch
 
+from cluster.options import AppArgs
 from cluster.placement import check_tensor_parallel
 from cluster.tensor_parallel import MeetingPoint, TensorParallelGroup, open_meeting_point
+from tests.deployments import loops
+from tests.deployments.option_pairs import (
+    PAIRS,
+    REFUSED,
+    TWO_RANKS,
+    load_target,
+    name_of,
+    options_of,
+    save_models,
+    write,
+)
 from tests.tiny_models import SERVED, save_model
 from tests.workers.decoding import GREEDY, SAMPLED, generate, make_prompt
 from workers.errors import ConfigError, UnsupportedModelError, WorkerLostError
@@ -32,6 +45,8 @@ ALONE = {"bamba", "falcon_h1", "gpt_bigcode", "lfm2", "mpt", "opt"}
 """Families that there is no plan for."""
 
 Texts = dict[str, list[list[int]]]
+Sources = dict[str, set[str]]
+"""Who drafted for each."""
 
 
 def early_exit_layer_of(name: str) -> int | None:
@@ -72,21 +87,41 @@ class GroupOfModels(TensorParallelGroup):
         super().follow(run_if_any)
 
 
-def run_rank(rank: int, point: MeetingPoint, truths: "Queue[Texts]", texts: "Queue[Texts]") -> None:
+def follow(paged: PagedModel) -> None:
+    """Run what the first rank announces of this model."""
+    with pytest.raises(NextModelError):
+        paged.follow()
+
+
+def run_rank(
+    rank: int,
+    point: MeetingPoint,
+    all_args: Mapping[str, AppArgs],
+    truths: "Queue[Texts]",
+    texts: "Queue[tuple[Texts, Sources]]",
+) -> None:
+    """Half a model of each name, after half a target with each of these options."""
     torch.set_num_threads(1)
     group = GroupOfModels(point, rank=rank, device_type="cpu")
     results: Texts = {}
+    sources: Sources = {}
+    for key, args in all_args.items():
+        if rank == 0:
+            written = asyncio.run(write(args, group))
+            results[key], sources[key] = written.drafted, written.sources
+            group.announce(StepPlan())
+        else:
+            half, layer = load_target(args), args.early_exit_layer
+            follow(PagedModel(half, loops.CACHE, group, early_exit_layer=layer))
     for name, expected in truths.get(timeout=TIMEOUT_S).items():
         if rank == 0:
             results[name] = decode(name, expected, group)
             group.announce(StepPlan())
         else:
             model = load_model(name, dtype="float32", tp_size=2)
-            paged = PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name))
-            with pytest.raises(NextModelError):
-                paged.follow()
+            follow(PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name)))
     if rank == 0:
-        texts.put(results)
+        texts.put((results, sources))
     else:  # the first one leaves
         with pytest.raises(RuntimeError):
             group.follow(lambda _: None)
@@ -102,16 +137,19 @@ def can_be_shared(name: str) -> bool:
 
 
 def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
-    """Every family that is served, but for those without a plan."""
+    """Every family that is served, but for those without a plan, and every option."""
     saved = {family: save_model(tmp_path / family, family) for family in SERVED}
     names = [name for name in saved.values() if can_be_shared(name)]
     assert {*SERVED} - {Path(name).name for name in names} == ALONE
+    save_models(tmp_path)
+    pairs = [pair for pair in PAIRS if TWO_RANKS in pair and pair not in REFUSED]
+    all_args = {name_of(pair): AppArgs(**options_of(pair, tmp_path)) for pair in pairs}
     spawn = multiprocessing.get_context("spawn")
     point, store = open_meeting_point("127.0.0.1", 2)
     truths: Queue[Texts] = spawn.Queue()
-    texts: Queue[Texts] = spawn.Queue()
+    texts: Queue[tuple[Texts, Sources]] = spawn.Queue()
     processes = [
-        spawn.Process(target=run_rank, args=(rank, point, truths, texts), daemon=True)
+        spawn.Process(target=run_rank, args=(rank, point, all_args, truths, texts), daemon=True)
         for rank in range(2)
     ]
     for process in processes:
@@ -119,12 +157,16 @@ def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
     alone = {name: decode(name) for name in names}
     for _ in processes:
         truths.put(alone)
-    shared = texts.get(timeout=TIMEOUT_S)
+    shared, sources = texts.get(timeout=TIMEOUT_S)
+    for pair in pairs:
+        one_rank = AppArgs(**options_of(pair - {TWO_RANKS}, tmp_path))
+        alone[name_of(pair)] = asyncio.run(write(one_rank)).plain
     for process in processes:
         process.join(timeout=TIMEOUT_S)
     del store
     assert [process.exitcode for process in processes] == [0, 0]
     assert shared == alone
+    assert sources == {key: {*args.drafters} for key, args in all_args.items()}
 
 
 def test_the_meeting_point_listens_on_its_own_address_alone() -> None:

@@ -60,11 +60,6 @@ from workers.errors import ConfigError
             "quantization is 'int4'; it must be 'none', 'int8', 'bnb_int8' or 'bnb_nf4'",
         ),
         (
-            {"quantization": "int8", "tensor_parallel_size": "2"},
-            "quantization=int8 is not served with tensor_parallel_size=2; use "
-            "tensor_parallel_size=1, or a checkpoint that is quantized already",
-        ),
-        (
             {"draft_quantization": "int8", "drafter": "none"},
             "draft_quantization=int8 is given, but drafter=none has no draft model; drop one of "
             "them",
