@@ -64,10 +64,6 @@ def token_ids(answer: dict[str, Any]) -> list[list[int]]:
     return [choice["token_ids"] for choice in answer["choices"]]
 
 
-def num_accepted(answer: dict[str, Any]) -> int:
-    return int(speculation_of(answer)["accepted_tokens"])
-
-
 def speculation_of(answer: dict[str, Any]) -> dict[str, Any]:
     """The counts of its rounds."""
     counts: dict[str, Any] = answer["usage"]["speculation"]
@@ -75,15 +71,22 @@ def speculation_of(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 async def check_that_drafts_change_nothing(served: Served, prompts: list[str]) -> None:
-    """The requests are sent without drafts first, so that later ones draft from finished texts."""
+    """The requests are sent without drafts first, so that later ones draft from finished texts.
+
+    The app has to draft a fixed number of tokens, so that each way to draft does.
+    """
     bodies = mixed_requests(prompts)
     plain = await answers(served, [{**body, "speculation": {"mode": "off"}} for body in bodies])
     drafted = await answers(served, bodies)
     for body, answer, expected in zip(bodies, drafted, plain, strict=True):
         assert token_ids(answer) == token_ids(expected), body
-    assert not any(map(num_accepted, plain))
-    accepted: Counter[str] = Counter()
+    drafts, accepted = Counter[str](), Counter[str]()
     for body, answer in zip(bodies, drafted, strict=True):
-        accepted[body["speculation"].get("mode", "auto")] += num_accepted(answer)
-    assert accepted["off"] == 0
+        mode, counts = body["speculation"].get("mode", "auto"), speculation_of(answer)
+        drafts[mode] += counts["drafted_tokens"]
+        accepted[mode] += counts["accepted_tokens"]
+    assert not any(speculation_of(answer)["drafted_tokens"] for answer in plain)
+    assert drafts.pop("off") == 0
+    assert len(drafts) == len(CHAIN.split(",")) + 2  # auto and predicted
+    assert min(drafts.values()) > 0, drafts
     assert min(accepted[mode] for mode in ("auto", "model", "suffix", "predicted")) > 0, accepted

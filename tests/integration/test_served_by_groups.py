@@ -4,6 +4,7 @@ By its name it runs after `test_served.py`: it starts more processes than any ot
 compete with the tests of the other pytest process.
 """
 
+import asyncio
 from collections import Counter
 
 from deployments.replicas.worker_replica import WorkerStatus
@@ -61,6 +62,7 @@ async def test_every_way_to_draft_in_one_batch_changes_nothing(
     deploy: Deploy, prompts: list[str]
 ) -> None:
     served = deploy(**ALL_TWICE)
+    await asyncio.gather(*[served.set_gamma(8) for _ in range(20)])  # each of any router
     await check_that_drafts_change_nothing(served, prompts)
 
 
