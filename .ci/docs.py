@@ -26,7 +26,8 @@ from deployments.metrics import rows as metric_rows  # noqa: E402
 from deployments.router.request_log import __doc__ as request_log_table  # noqa: E402
 from tests.deployments import option_pairs  # noqa: E402
 from tests.deployments.combinations import TRIED, combinations  # noqa: E402
-from tests.tiny_models import SERVED, make_config  # noqa: E402
+from tests.tiny_configs import SERVED  # noqa: E402
+from tests.tiny_models import make_config  # noqa: E402
 from workers.errors import UnsupportedModelError  # noqa: E402
 from workers.errors import __doc__ as tree_of_errors  # noqa: E402
 from workers.tensor_plans import add_plan  # noqa: E402

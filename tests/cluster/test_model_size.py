@@ -21,7 +21,8 @@ from transformers.initialization import no_tie_weights
 
 from cluster.plan import model_size
 from cluster.plan.model_size import size_draft, size_model
-from tests.tiny_models import SERVED, SUPPORTED, make_config, save_model
+from tests.tiny_configs import SERVED, SUPPORTED
+from tests.tiny_models import make_config, save_model
 from workers import attention
 from workers.drafters import model as draft_model
 from workers.drafters.model import load_draft_model

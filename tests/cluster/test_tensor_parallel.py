@@ -26,7 +26,8 @@ from tests.deployments.option_pairs import (
     save_models,
     write,
 )
-from tests.tiny_models import SERVED, save_model
+from tests.tiny_configs import SERVED
+from tests.tiny_models import save_model
 from tests.workers.decoding import GREEDY, SAMPLED, generate, make_prompt
 from workers.errors import ConfigError, UnsupportedModelError, WorkerLostError
 from workers.model import load_config, load_model

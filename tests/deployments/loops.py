@@ -21,7 +21,7 @@ from deployments.router.sequence import Delta, GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from deployments.router.speculation import Policies
 from tests.fakes import CharacterTokenizer, LocalWorkers, RecordingObserver, ScriptedDrafter
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_configs import VOCAB_SIZE
 from workers.drafters.model import ModelDrafter
 from workers.errors import TandemError
 from workers.grammar_compiler import GrammarCompiler
@@ -226,3 +226,10 @@ DRAFTERS: dict[str, Callable[[Models], LocalWorkers | ScriptedDrafter]] = {
     "random": lambda _: random_drafts(),
     "dying": dying_drafts,
 }
+
+
+async def plain_tokens(models: Models, seeds: Sequence[int]) -> list[list[int]]:
+    """What the target alone writes, for each seed."""
+    async with running_loop(models, gamma=0) as (loop, _, _):
+        streams = await run_all(loop, [make_params(seed) for seed in seeds], concurrency=8)
+        return [stream.token_ids for stream in streams]

@@ -26,13 +26,7 @@ from deployments.router.request_log import RequestLog
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.tenants.keys import Keys
 from deployments.router.tokenizer import Tokenizer
-from tests.deployments.loops import (
-    Models,
-    drafters_of,
-    local_targets,
-    model_drafts,
-    running_loop,
-)
+from tests.deployments.loops import Models, drafters_of, local_targets, model_drafts, running_loop
 from tests.fakes import CharacterTokenizer, LocalWorkers
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
@@ -200,3 +194,12 @@ async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any
         lines = [line async for line in response.aiter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+async def text_of(client: httpx.AsyncClient, **fields: Any) -> str:
+    """The text of a completion, whose stream is found to have the same."""
+    (choice,) = (await complete(client, **fields))["choices"]
+    events = await stream(client, **fields)
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    return choice["text"]  # type: ignore[no-any-return]

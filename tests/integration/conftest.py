@@ -238,3 +238,8 @@ async def served_texts(served: Served, prompts: list[str], *, concurrency: int) 
                 return completion.choices[0].text
 
         return await asyncio.gather(*[run(prompt) for prompt in prompts])
+
+
+@pytest.fixture
+def served(deploy: Deploy) -> Served:
+    return deploy()

@@ -25,7 +25,7 @@ from deployments.api.tandem_pb2 import (
     TokenizeRequest,
 )
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import MODEL, Deploy, Served, request
+from tests.integration.conftest import MODEL, Served, request
 
 SERVICE = "tandem.v1.Generation"
 NUM_SLOW = 10
@@ -34,11 +34,6 @@ NUM_LONG = 400
 SMALL_BUFFER = 2048
 BUFFERED = 150_000
 """Bytes that the proxy and the system keep of an answer whose client does not read."""
-
-
-@pytest.fixture
-def served(deploy: Deploy) -> Served:
-    return deploy()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from tests.tiny_models import save_model
+from tests.tokenizers import KINDS, save_permuted, save_speaking_model
+from tests.workers.translating import PERMUTED
 from workers.model import Model, load_model
 
 
@@ -27,3 +29,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]
         return made[key]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def model_names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of models: one for each kind of tokenizer, and "permuted" ones with other ids."""
+    folder = tmp_path_factory.mktemp("models")
+    names = {
+        kind: save_speaking_model(
+            folder / kind.replace(" ", "-"), kind, seed, padding=3 * (kind not in PERMUTED)
+        )
+        for seed, kind in enumerate(KINDS)
+    }
+    permuted = {
+        f"permuted {kind}": save_permuted(names[kind], folder / f"permuted-{kind.split()[0]}")
+        for kind in PERMUTED
+    }
+    return {**names, **permuted}

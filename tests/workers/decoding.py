@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_configs import VOCAB_SIZE
 from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest
@@ -14,6 +14,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 PENALISED = SamplingParams(
     temperature=0.9, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2
 )
+
 
 Drafts = Callable[[str, Sequence[int]], Sequence[int]]
 
@@ -61,3 +62,22 @@ def generate(
         own = result.next_drafts.tokens
     target.release([seq_id])
     return tokens[len(prompt) : len(prompt) + num_tokens]
+
+
+def random_drafts(length: int, seed: int = 0) -> Drafts:
+    rng = random.Random(seed)
+    return lambda *_: rng.choices(range(VOCAB_SIZE), k=length)
+
+
+def knowing_drafts(truth: Sequence[int], prompt_len: int, length: int, wrong_every: int) -> Drafts:
+    """Drafts that are right, but for every so many."""
+
+    def propose(_: str, tokens: Sequence[int]) -> list[int]:
+        start = len(tokens) - prompt_len
+        guesses = list(truth[start : start + length])
+        return [
+            (g + 1) % VOCAB_SIZE if (start + i) % wrong_every == 0 else g
+            for i, g in enumerate(guesses)
+        ]
+
+    return propose

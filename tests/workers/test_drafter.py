@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from tests.tiny_models import VOCAB_SIZE, save_model
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import save_model
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
 from workers.draft_law import read_law
 from workers.drafters import model as model_drafter

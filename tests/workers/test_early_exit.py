@@ -12,16 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from tests.grammars import save_grammar_model
-from tests.tiny_models import (
-    MAX_POSITION,
-    RARE,
-    RECURRENT,
-    SUPPORTED,
-    WRAPPED,
-    load_reference,
-    make_config,
-    save_model,
-)
+from tests.tiny_configs import MAX_POSITION, RARE, RECURRENT, SUPPORTED, WRAPPED
+from tests.tiny_models import load_reference, make_config, save_model
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
 from workers.cache_size import GIB
 from workers.draft_law import read_law

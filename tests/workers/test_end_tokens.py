@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import VOCAB_SIZE, edit_json, save_model, save_tokenizer
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import edit_json, save_model, save_tokenizer
 from workers.end_tokens import find_end_tokens, find_stop_strings
 from workers.model import load_model
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.tiny_models import SERVED, VOCAB_SIZE, load_reference
+from tests.tiny_configs import SERVED, VOCAB_SIZE
+from tests.tiny_models import load_reference
 from tests.workers.decoding import CACHE, generate, make_prompt
 from workers.model import Model
 from workers.target import Target

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models import VOCAB_SIZE, save_model
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import save_model
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED
 from workers.cpu import native
 from workers.drafters.model import ModelDrafter

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_configs import VOCAB_SIZE
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, make_prompt
 from workers.logprobs import token_logprobs
 from workers.model import Model

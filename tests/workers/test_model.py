@@ -7,15 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.tiny_models import (
-    SERVED,
-    UNSUPPORTED,
-    VOCAB_SIZE,
-    WRAPPED,
-    load_reference,
-    make_config,
-    save_model,
-)
+from tests.tiny_configs import SERVED, VOCAB_SIZE, WRAPPED
+from tests.tiny_models import UNSUPPORTED, load_reference, make_config, save_model
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import has_streams
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError

@@ -6,7 +6,8 @@ import pytest
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from tests.tiny_models import MAX_POSITION, save_model
+from tests.tiny_configs import MAX_POSITION
+from tests.tiny_models import save_model
 from workers.errors import UnsupportedModelError
 from workers.model import load_model
 

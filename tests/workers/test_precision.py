@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.tiny_models import VOCAB_SIZE, make_config, save_model
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import make_config, save_model
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED, Drafts, generate, make_prompt
 from workers.cpu.packed_linear import has_streams
 from workers.model import load_model

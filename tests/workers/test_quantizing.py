@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from cluster import bundled
 from cluster.plan.model_size import size_model
 from tandem.live.texts import make_prompts
-from tests.tiny_models import VOCAB_SIZE, edit_json, save_model
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import edit_json, save_model
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED, generate, make_prompt
 from workers import quantization
 from workers.cpu.packed_linear import has_streams

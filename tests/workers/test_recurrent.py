@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_configs import VOCAB_SIZE
 from tests.workers.decoding import CACHE, GREEDY, SAMPLED, generate, make_prompt
 from workers.cache_size import GIB, CacheNeeds, CacheShares, share_cache
 from workers.drafters.model import ModelDrafter

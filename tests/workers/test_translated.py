@@ -2,108 +2,29 @@
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Sequence
 from itertools import product
 
 import pytest
-import torch
-from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM
 
-from tests.tokenizers import KINDS, TEXTS, save_permuted, save_speaking_model, wrapped
+from tests.tokenizers import TEXTS, wrapped
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate
-from workers import streams
-from workers.draft_law import read_law
-from workers.drafters import draws
+from tests.workers.translating import METHODS, PERMUTED, drafter_of, encode, load, propose, request
 from workers.drafters.model import ModelDrafter
-from workers.drafters.translated import TranslatedDrafter, make_drafter
 from workers.grammar import Grammar
-from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
-from workers.types import HeterogeneousVocab, ProposeRequest, ProposeResult, Rule, SamplingParams
-from workers.vocabulary import compare_vocabularies
+from workers.types import HeterogeneousVocab, ProposeResult, SamplingParams
 
-PERMUTED = ("byte level", "letters")
-METHODS: tuple[HeterogeneousVocab, ...] = ("intersection", "retokenize")
 IN_WORDS = SamplingParams(temperature=0.9, grammar=Grammar.regex("([a-z]{2,9} )+"))
-
-
-@pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of models: one for each kind of tokenizer, and "permuted" ones with other ids."""
-    folder = tmp_path_factory.mktemp("models")
-    names = {
-        kind: save_speaking_model(
-            folder / kind.replace(" ", "-"), kind, seed, padding=3 * (kind not in PERMUTED)
-        )
-        for seed, kind in enumerate(KINDS)
-    }
-    permuted = {
-        f"permuted {kind}": save_permuted(names[kind], folder / f"permuted-{kind.split()[0]}")
-        for kind in PERMUTED
-    }
-    return {**names, **permuted}
-
-
-def load(name: str) -> Model:
-    return load_model(name, dtype="float32", device="cpu")
-
-
-def drafter_of(
-    names: dict[str, str],
-    target: str,
-    draft: str,
-    method: HeterogeneousVocab,
-    cache: CacheOptions = CACHE,
-) -> TranslatedDrafter:
-    vocabulary = compare_vocabularies(names[target], names[draft], method)
-    drafter = make_drafter(
-        load(names[draft]), vocabulary, cache, target=names[target], max_batched_tokens=32
-    )
-    assert isinstance(drafter, TranslatedDrafter)
-    return drafter
-
-
-def request(
-    tokens: Sequence[int],
-    *,
-    base_len: int = 0,
-    k: int = 6,
-    sampling: SamplingParams = GREEDY,
-    assumed: Sequence[int] = (),
-    prompt_len: int = 5,
-) -> ProposeRequest:
-    return ProposeRequest(
-        seq_id="s",
-        base_len=base_len,
-        new_tokens=tuple(tokens[base_len:]),
-        assumed_tokens=tuple(assumed),
-        k=k,
-        prompt_len=prompt_len,
-        sampling=sampling,
-        seed=1,
-    )
-
-
-def propose(drafter: ModelDrafter, asked: ProposeRequest) -> ProposeResult:
-    (result,) = drafter.propose([asked])
-    drafter.check_integrity()
-    return result
-
-
-def encode(kind: str, text: str = TEXTS[0]) -> list[int]:
-    return wrapped(kind).encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED, IN_WORDS], ids=str)
 def test_a_permuted_vocabulary_drafts_as_the_original(
-    sampling: SamplingParams, names: dict[str, str]
+    sampling: SamplingParams, model_names: dict[str, str]
 ) -> None:
     """The same tokens with the same confidences, as the noise goes by the target's ids."""
-    original = ModelDrafter(load(names["byte level"]), CACHE)
-    permuted = drafter_of(names, "byte level", "permuted byte level", "intersection")
+    original = ModelDrafter(load(model_names["byte level"]), CACHE)
+    permuted = drafter_of(model_names, "byte level", "permuted byte level", "intersection")
     tokens = encode("byte level")
     for drafter in (original, permuted):  # so that no mask is lacking while the first one drafts
         if sampling.grammar is not None:
@@ -121,105 +42,6 @@ def test_a_permuted_vocabulary_drafts_as_the_original(
         assert theirs.confidences == pytest.approx(ours.confidences, abs=2e-5)
 
 
-RULES: list[Rule] = ["rejection", "block"]
-
-
-def draw(
-    drafter: ModelDrafter, tokens: Sequence[int], rule: Rule, seed: int, k: int = 3
-) -> ProposeResult:
-    """Drafts under a rule, of a sequence that is new to the drafter."""
-    asked = request(tokens, k=k, sampling=SAMPLED)
-    (result,) = drafter.propose([dataclasses.replace(asked, verification=rule, seed=seed)])
-    drafter.release([asked.seq_id])
-    return result
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_permuted_vocabulary_draws_as_the_original(rule: Rule, names: dict[str, str]) -> None:
-    """The same tokens of the same laws."""
-    original = ModelDrafter(load(names["byte level"]), CACHE)
-    permuted = drafter_of(names, "byte level", "permuted byte level", "intersection")
-    tokens = encode("byte level")[:9]
-    for seed in range(20):
-        ours, theirs = (draw(drafter, tokens, rule, seed) for drafter in (original, permuted))
-        assert theirs.draft_tokens == ours.draft_tokens
-        assert theirs.confidences == ()
-        for of_ours, of_theirs, token in zip(ours.law, theirs.law, ours.draft_tokens, strict=True):
-            assert law_of(of_theirs, token) == pytest.approx(law_of(of_ours, token), abs=1e-4)
-
-
-def law_of(packed: bytes, token: int) -> dict[int, float]:
-    """The probabilities of the tokens of a law, but for the rarest, which may just miss a law."""
-    law = read_law(packed, token)
-    likely = zip(law.tokens.tolist(), law.probabilities.tolist(), strict=True)
-    return {token: probability for token, probability in likely if probability > 1e-3}
-
-
-def test_the_law_of_an_intersection_is_that_of_the_tokens_that_both_have(
-    names: dict[str, str],
-) -> None:
-    """By transformers' own forward of the draft, and what is drawn has it."""
-    drafter = drafter_of(names, "byte level", "sentence piece", "intersection")
-    tokens = encode("byte level", "f/%2")  # each of them is one of the draft's too
-    drawn = [draw(drafter, tokens, "rejection", seed, 1) for seed in range(400)]
-    assert len({result.law[0] for result in drawn}) == 1
-    law = read_law(drawn[0].law[0], drawn[0].draft_tokens[0])
-    token_map = drafter._translation._map
-    context = torch.tensor([[token_map.draft_of[token] for token in tokens]])
-    module = AutoModelForCausalLM.from_pretrained(names["sentence piece"], dtype=torch.float32)
-    with torch.no_grad():
-        logits = module(context).logits[0, -1].double() / SAMPLED.temperature
-    scores = {ours: float(logits[theirs]) for ours, theirs in token_map.draft_of.items()}
-    likeliest = sorted(scores, key=lambda token: -scores[token])[: len(law.tokens)]
-    assert len(law.tokens) > 20
-    assert law.tokens.tolist() == likeliest
-    expected = torch.tensor([scores[token] for token in likeliest]).softmax(0).tolist()
-    assert law.probabilities.tolist() == pytest.approx(expected, abs=1e-4)
-    counts = Counter(result.draft_tokens[0] for result in drawn)
-    common = [token for token, p in zip(likeliest, expected, strict=True) if p * 400 >= 5]
-    observed = [counts[token] for token in common]
-    share = [expected[likeliest.index(token)] for token in common]
-    rest = [400 - sum(observed)], [(1 - sum(share)) * 400]
-    assert chisquare([*observed, *rest[0]], [*(p * 400 for p in share), *rest[1]]).pvalue > 1e-3
-
-
-def test_a_cut_without_a_known_law_is_drafted_without_a_choice(names: dict[str, str]) -> None:
-    """Rules that compare laws then take each draft as certain, which is exact for any that knows
-    nothing of their noise: so all seeds have the same drafts, those of temperature 0."""
-    drafter = drafter_of(names, "byte level", "sentence piece", "retokenize")
-    tokens = encode("byte level")
-    likeliest = propose(drafter, request(tokens, k=3))
-    drafter.release(["s"])
-    for seed in range(20):
-        for rule in RULES:
-            assert draw(drafter, tokens, rule, seed) == likeliest
-    assert likeliest.law == ()
-    assert len(likeliest.draft_tokens) > 0
-    coupled = {draw(drafter, tokens, "coupled", seed).draft_tokens for seed in range(20)}
-    assert len(coupled) > 1
-
-
-def test_a_round_draws_with_noise_of_its_own(
-    names: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rounds are told apart by the target's tokens: to the draft, one may have added nothing."""
-    asked_for = []
-
-    def random_bits(seed: int, position: int, **which: int) -> int:
-        asked_for.append((position, which["round_len"]))
-        return streams.random_bits(seed, position, **which)
-
-    monkeypatch.setattr(draws, "random_bits", random_bits)
-    drafter = drafter_of(names, "sentence piece", "byte level", "intersection")
-    tokens = encode("sentence piece")
-    unsayable = wrapped("sentence piece").unk_token_id
-    for base_len, end, assumed in ((0, 5, ()), (5, 6, (unsayable,))):
-        given = [*tokens[:5], unsayable][:end]
-        asked = request(given, base_len=base_len, k=2, sampling=SAMPLED, assumed=assumed)
-        propose(drafter, dataclasses.replace(asked, verification="block"))
-    assert asked_for == [(5, 5), (6, 5), (7, 6), (8, 6)]
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "", "penalties"])
 @pytest.mark.parametrize(
     ("kind", "method"),
@@ -227,16 +49,16 @@ def test_a_round_draws_with_noise_of_its_own(
     [pair for pair in product(PERMUTED, METHODS) if pair != ("byte level", "retokenize")],
 )
 def test_the_target_itself_with_other_ids_is_always_right(
-    kind: str, method: HeterogeneousVocab, sampling: SamplingParams, names: dict[str, str]
+    kind: str, method: HeterogeneousVocab, sampling: SamplingParams, model_names: dict[str, str]
 ) -> None:
     """By way of the text too, where the text has one cut only."""
     others = (
         [(token, -100.0) for token in range(95, len(wrapped(kind)))] if kind == "letters" else []
     )
     sampling = dataclasses.replace(sampling, logit_bias=((0, -100.0), *others))
-    target, prompt = Target(load(names[kind]), CACHE), encode(kind)
+    target, prompt = Target(load(model_names[kind]), CACHE), encode(kind)
     truth = generate(target, prompt, 60, sampling=sampling, seed=1)
-    drafter = drafter_of(names, kind, f"permuted {kind}", method)
+    drafter = drafter_of(model_names, kind, f"permuted {kind}", method)
     done, base_len = 0, 0
     for k in (4, 1, 8, 3, 4, 5):
         tokens = prompt + truth[:done]
@@ -258,11 +80,11 @@ def test_the_target_itself_with_other_ids_is_always_right(
     ],
 )
 def test_what_is_kept_changes_no_draft(
-    target: str, draft: str, method: HeterogeneousVocab, names: dict[str, str]
+    target: str, draft: str, method: HeterogeneousVocab, model_names: dict[str, str]
 ) -> None:
     """After commits, wrong assumptions and rejections, drafts are those of a new drafter."""
     tokens = encode(target, "".join(TEXTS))
-    worker = drafter_of(names, target, draft, method)
+    worker = drafter_of(model_names, target, draft, method)
     steps = [
         (0, 40, ()),
         (40, 41, tokens[41:44]),
@@ -274,7 +96,7 @@ def test_what_is_kept_changes_no_draft(
         asked = request(tokens[:end], base_len=base, assumed=assumed, sampling=SAMPLED)
         kept = propose(worker, asked)
         fresh = propose(
-            drafter_of(names, target, draft, method),
+            drafter_of(model_names, target, draft, method),
             request(tokens[:end], assumed=assumed, sampling=SAMPLED),
         )
         assert kept.needs_tokens_from is None
@@ -290,10 +112,10 @@ def test_what_is_kept_changes_no_draft(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_round_costs_does_not_grow_with_the_text(
-    method: HeterogeneousVocab, names: dict[str, str]
+    method: HeterogeneousVocab, model_names: dict[str, str]
 ) -> None:
     tokens = encode("byte level", TEXTS[1] * 2)
-    drafter = drafter_of(names, "byte level", "sentence piece", method)
+    drafter = drafter_of(model_names, "byte level", "sentence piece", method)
     propose(drafter, request(tokens[:-1], k=0))
     before = drafter.num_tokens_run
     propose(drafter, request(tokens, base_len=len(tokens) - 1, k=1))
@@ -301,9 +123,11 @@ def test_what_a_round_costs_does_not_grow_with_the_text(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_missing_tokens_are_asked_for(method: HeterogeneousVocab, names: dict[str, str]) -> None:
+def test_missing_tokens_are_asked_for(
+    method: HeterogeneousVocab, model_names: dict[str, str]
+) -> None:
     tokens = encode("byte level")
-    drafter = drafter_of(names, "byte level", "sentence piece", method)
+    drafter = drafter_of(model_names, "byte level", "sentence piece", method)
     assert propose(drafter, request(tokens, base_len=7)).needs_tokens_from == 0
     assert len(drafter) == 0
     propose(drafter, request(tokens[:4]))
@@ -313,11 +137,11 @@ def test_missing_tokens_are_asked_for(method: HeterogeneousVocab, names: dict[st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_progress_is_told_in_the_tokens_of_the_target(
-    method: HeterogeneousVocab, names: dict[str, str]
+    method: HeterogeneousVocab, model_names: dict[str, str]
 ) -> None:
     tokens = encode("byte level", "".join(TEXTS[1:]))
     cache = CacheOptions(block_size=4, prefix_caching=False)
-    drafter = drafter_of(names, "byte level", "sentence piece", method, cache)
+    drafter = drafter_of(model_names, "byte level", "sentence piece", method, cache)
     whole = propose(drafter, request(tokens))
     drafter.release(["s"])
     drafter.submit(request(tokens))
@@ -328,28 +152,28 @@ def test_progress_is_told_in_the_tokens_of_the_target(
     assert propose(drafter, request(tokens, base_len=progress.needs_tokens_from)) == whole
 
 
-def test_drafts_stop_where_the_context_of_the_draft_ends(names: dict[str, str]) -> None:
+def test_drafts_stop_where_the_context_of_the_draft_ends(model_names: dict[str, str]) -> None:
     """A sequence that is too long in the draft's tokens gets an error, which costs drafts only."""
     tokens = encode("sentence piece")
     short = CacheOptions(block_size=4, max_model_len=16)
-    drafter = drafter_of(names, "sentence piece", "byte level", "intersection", short)
+    drafter = drafter_of(model_names, "sentence piece", "byte level", "intersection", short)
     assert len(propose(drafter, request(tokens[:6], k=32)).draft_tokens) <= 10
     error = propose(drafter, request(tokens, base_len=6)).error
     assert "at most 16 in all; these are the draft's tokens" in error
     assert len(drafter) == 0
 
 
-def test_a_prompt_that_the_draft_cannot_say_gets_no_drafts(names: dict[str, str]) -> None:
-    drafter = drafter_of(names, "sentence piece", "words", "retokenize")
+def test_a_prompt_that_the_draft_cannot_say_gets_no_drafts(model_names: dict[str, str]) -> None:
+    drafter = drafter_of(model_names, "sentence piece", "words", "retokenize")
     beginning = wrapped("sentence piece").bos_token_id
     assert propose(drafter, request([beginning])) == ProposeResult(seq_id="s")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_fails_for_one_sequence_ends_that_one(
-    method: HeterogeneousVocab, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    method: HeterogeneousVocab, model_names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = drafter_of(names, "byte level", "sentence piece", method)
+    drafter = drafter_of(model_names, "byte level", "sentence piece", method)
     tokens = encode("byte level")
     propose(drafter, request(tokens[:4]))
     monkeypatch.setattr(drafter._translation._map, "_pieces", None)
@@ -360,9 +184,9 @@ def test_what_fails_for_one_sequence_ends_that_one(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_draft_raises_in_one_sequence_changes_no_other(
-    method: HeterogeneousVocab, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    method: HeterogeneousVocab, model_names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = drafter_of(names, "byte level", "sentence piece", method)
+    drafter = drafter_of(model_names, "byte level", "sentence piece", method)
     good = request(encode("byte level"))
     alone = propose(drafter, good)
     drafter.release(["s"])
@@ -380,11 +204,13 @@ def test_what_a_draft_raises_in_one_sequence_changes_no_other(
     drafter.check_integrity()
 
 
-def test_a_token_of_several_drafts_is_as_sure_as_they_are_together(names: dict[str, str]) -> None:
-    drafter = drafter_of(names, "byte level", "permuted byte level", "retokenize")
+def test_a_token_of_several_drafts_is_as_sure_as_they_are_together(
+    model_names: dict[str, str],
+) -> None:
+    drafter = drafter_of(model_names, "byte level", "permuted byte level", "retokenize")
     history = drafter._translation.begin()
     history.update(0, encode("byte level", "the quick brown "))
-    letters = [wrapped_id(names["permuted byte level"], letter) for letter in "fox!"]
+    letters = [wrapped_id(model_names["permuted byte level"], letter) for letter in "fox!"]
     tokens, sure = drafter._translation.answer(history, letters, [0.9, 0.8, 0.5, 0.7])
     assert list(tokens) == encode("byte level", "fox!")
     assert math.prod(sure) == pytest.approx(0.9 * 0.8 * 0.5 * 0.7)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from tests.tiny_models import VOCAB_SIZE, load_reference
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import load_reference
 from tests.workers.decoding import CACHE, GREEDY, Drafts, generate, make_prompt
 from workers.drafters.model import ModelDrafter
 from workers.errors import ConfigError

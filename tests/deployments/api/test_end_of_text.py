@@ -17,7 +17,8 @@ from tests.deployments.loops import (
     running_loop,
 )
 from tests.fakes import LocalWorkers
-from tests.tiny_models import VOCAB_SIZE, edit_json, save_tokenizer
+from tests.tiny_configs import VOCAB_SIZE
+from tests.tiny_models import edit_json, save_tokenizer
 from workers.drafters.model import ModelDrafter
 from workers.model import load_model
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from deployments.api.tandem_pb2 import ChatMessage, ChatRequest, Function, Tool
 from deployments.router.chat.template import ChatTemplate
-from tests.deployments.api.test_chat import joined
+from tests.deployments.api.chats import joined
 from tests.deployments.serving import GrpcContext, LocalServing, client_of, local_serving
 from tests.grammars import PERSON, save_grammar_model
 from workers.model import Model, load_model

@@ -13,7 +13,7 @@ from deployments.api.grpc import Rpcs
 from deployments.api.http import HttpOptions, make_app
 from deployments.api.tandem_pb2 import ChatMessage, ChatRequest, Function, Tool
 from deployments.router.service import GenerationService
-from tests.deployments.api.test_chat import ANSWERS, SPECIAL
+from tests.deployments.api.chats import ANSWERS, SPECIAL
 from tests.deployments.scripted import MODEL, chat_tokenizer, scripted_service
 from tests.deployments.serving import GrpcContext
 from workers.errors import InvalidRequestError

@@ -1,168 +1,28 @@
 """Streams between routers and workers, on real sockets."""
 
 import asyncio
-import dataclasses
-import math
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from deployments.transport import stream_server
-from deployments.transport.messages import (
-    MAX_MESSAGE_BYTES,
-    VERIFY,
-    Answer,
-    Call,
-    ReplicaReport,
-    StreamAddress,
-    frame,
-)
-from deployments.transport.stream_server import StreamServer
-from deployments.transport.worker_streams import WorkerStreams
+from deployments.transport.messages import MAX_MESSAGE_BYTES, VERIFY, Answer, Call, frame
 from tests.deployments.loops import wait_until
-from workers.errors import (
-    ContextLengthError,
-    WorkerFailedError,
-    WorkerLostError,
+from tests.deployments.transport.streams import (
+    PATIENCE_S,
+    Client,
+    Replica,
+    cut,
+    has_ended,
+    make_reply,
+    make_request,
+    raw_stream,
+    read_answer,
+    token_frame,
 )
+from workers.errors import ContextLengthError, WorkerFailedError, WorkerLostError
 from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
-
-Server = StreamServer[VerifyRequest, VerifyResult]
-Client = WorkerStreams[VerifyRequest, VerifyResult]
-PATIENCE_S = 10.0
-
-
-def make_request(seq_id: str = "s", **changes: Any) -> VerifyRequest:
-    request = VerifyRequest(seq_id=seq_id, base_len=0, new_tokens=(1, 2, 3), prompt_len=3)
-    return dataclasses.replace(request, **changes)
-
-
-def make_reply(batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
-    results = tuple(
-        VerifyResult(seq_id=request.seq_id, tokens=request.new_tokens) for request in batch
-    )
-    return Reply(
-        replica_id="replica",
-        compute_s=0.25,
-        num_steps=1,
-        num_tokens=3,
-        num_prefill_tokens=0,
-        results=results,
-    )
-
-
-class Replica:
-    """A worker that answers when it is told to."""
-
-    def __init__(self, name: str = "replica") -> None:
-        self.name = name
-        self.num_cached_tokens = 0
-        self.steps_version = 0
-        self.num_calls = 0
-        self.released: list[str] = []
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.error: Exception | None = None
-        self._runs: list[asyncio.Task[None]] = []
-        self.server = Server(VERIFY, run=self._start_run, release=self.released.extend)
-        self.address: StreamAddress | None = None
-
-    async def listen(self) -> None:
-        self.address = await self.server.start("127.0.0.1", self.name)
-
-    @property
-    def report(self) -> ReplicaReport:
-        assert self.address is not None
-        return ReplicaReport(address=self.address, num_cached_tokens=self.num_cached_tokens)
-
-    def _start_run(self, batch: Sequence[VerifyRequest], answer: Callable[[Any], None]) -> None:
-        self.num_calls += 1
-
-        async def run() -> None:
-            try:
-                answer(await self._run(batch))
-            except ContextLengthError as error:
-                answer(error)
-
-        self._runs.append(asyncio.create_task(run()))
-
-    async def _run(self, batch: Sequence[VerifyRequest]) -> Reply[VerifyResult]:
-        await self.may_answer.wait()
-        if self.error is not None:
-            raise self.error
-        return dataclasses.replace(
-            make_reply(batch), replica_id=self.name, steps_version=self.steps_version
-        )
-
-
-class Cluster:
-    """A directory of replicas that come and go."""
-
-    def __init__(self, *replicas: Replica) -> None:
-        self.listed = list(replicas)
-        self.num_asked = 0
-        self.num_new_steps = 0
-
-    def note_new_steps(self) -> None:
-        self.num_new_steps += 1
-
-    async def replicas(self) -> list[ReplicaReport]:
-        self.num_asked += 1
-        if not self.listed:
-            raise WorkerLostError("nobody is there")
-        return [replica.report for replica in self.listed]
-
-
-@pytest.fixture
-async def replica() -> AsyncIterator[Replica]:
-    replica = Replica()
-    await replica.listen()
-    yield replica
-    replica.server.close()
-
-
-@pytest.fixture
-async def client(replica: Replica) -> AsyncIterator[Client]:
-    client: Client = WorkerStreams(Cluster(replica), VERIFY)
-    await wait_until(lambda: "replica" in client._streams)
-    yield client
-    client.close()
-
-
-@asynccontextmanager
-async def raw_stream(
-    replica: Replica,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    assert replica.address is not None
-    reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
-    async with asyncio.timeout(PATIENCE_S):
-        yield reader, writer
-    writer.close()
-
-
-def token_frame(replica: Replica) -> bytes:
-    assert replica.address is not None
-    return frame(replica.address.token.encode())
-
-
-async def read_answer(reader: asyncio.StreamReader) -> Answer[VerifyResult]:
-    num_bytes = int.from_bytes(await reader.readexactly(4))
-    return VERIFY.decode_answer(await reader.readexactly(num_bytes))
-
-
-async def has_ended(reader: asyncio.StreamReader) -> bool:
-    try:
-        return await reader.read() == b""
-    except ConnectionError:
-        return True
-
-
-def cut(client: Client) -> None:
-    """As when the replica's process dies."""
-    client._streams["replica"].transport.abort()
 
 
 @pytest.mark.parametrize(
@@ -360,67 +220,3 @@ async def test_who_reads_no_answers_is_not_heard(
         assert replica.num_calls < num_calls
         answered = {(await read_answer(reader)).call_id for _ in range(num_calls)}
         assert answered == set(range(num_calls))
-
-
-class TestCallsThatFailAlone:
-    """A message that cannot be written or read ends its own call; the stream carries the others."""
-
-    async def check_others(self, replica: Replica, client: Client) -> None:
-        (stream,) = client._streams.values()
-        assert stream.is_open
-        before = replica.num_calls
-        assert (await client.call("replica", [make_request()], timeout_s=PATIENCE_S)).results
-        assert replica.num_calls == before + 1
-
-    async def test_a_call_that_is_too_long(
-        self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("deployments.transport.messages.MAX_MESSAGE_BYTES", 200)
-        with pytest.raises(WorkerFailedError, match="cannot be written: a message of"):
-            await client.call(
-                "replica", [make_request(new_tokens=(1,) * 500)], timeout_s=PATIENCE_S
-            )
-        await self.check_others(replica, client)
-
-    async def test_a_call_that_the_worker_cannot_read(
-        self, replica: Replica, client: Client
-    ) -> None:
-        wrong: Any = make_request(seed="seven")
-        with (
-            pytest.warns(UserWarning, match="Expected `int`"),
-            pytest.raises(WorkerFailedError, match="valid integer"),
-        ):
-            await client.call("replica", [wrong], timeout_s=PATIENCE_S)
-        await self.check_others(replica, client)
-
-    async def test_an_answer_that_is_too_long(
-        self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        replica.may_answer.clear()
-        request = make_request(new_tokens=(1,) * 500)
-        call = asyncio.create_task(client.call("replica", [request], timeout_s=PATIENCE_S))
-        await wait_until(lambda: replica.num_calls == 1)
-        monkeypatch.setattr("deployments.transport.messages.MAX_MESSAGE_BYTES", 300)
-        replica.may_answer.set()
-        with pytest.raises(WorkerFailedError, match="a message of"):
-            await call
-        await self.check_others(replica, client)
-
-    async def test_an_answer_that_cannot_be_read(
-        self, replica: Replica, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (stream,) = client._streams.values()
-        with monkeypatch.context() as patch:
-            broken = frame(b'{"call_id": 2, "reply": {"replica_id": null}}')
-            patch.setattr(VERIFY, "encode_answer", lambda _: broken)
-            assert next(stream._call_ids) == 1
-            with pytest.raises(WorkerFailedError, match="an answer cannot be read"):
-                await client.call("replica", [make_request()], timeout_s=PATIENCE_S)
-        await self.check_others(replica, client)
-
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_numbers_that_are_not_finite_arrive_as_they_are(self, value: float) -> None:
-        reply = dataclasses.replace(make_reply([make_request()]), compute_s=value)
-        arrived = VERIFY.decode_answer(VERIFY.encode_answer(Answer(call_id=1, reply=reply))[4:])
-        assert arrived.reply is not None
-        assert repr(arrived.reply.compute_s) == repr(value)

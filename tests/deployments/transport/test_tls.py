@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 from deployments.transport.messages import VERIFY
 from deployments.transport.stream_client import WorkerStream
 from deployments.transport.tls import stream_tls
-from tests.deployments.transport.test_streams import PATIENCE_S, Replica, make_request
+from tests.deployments.transport.streams import PATIENCE_S, Replica, make_request
 from workers.types import VerifyRequest, VerifyResult
 
 

@@ -13,13 +13,7 @@ from deployments.transport import worker_streams
 from deployments.transport.messages import VERIFY, ReplicaReport
 from deployments.transport.worker_streams import WorkerStreams
 from tests.deployments.loops import wait_until
-from tests.deployments.transport.test_streams import (
-    PATIENCE_S,
-    Client,
-    Cluster,
-    Replica,
-    make_request,
-)
+from tests.deployments.transport.streams import PATIENCE_S, Client, Cluster, Replica, make_request
 from workers.errors import WorkerFailedError, WorkerLostError, WorkerTimeoutError
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.tiny_models import save_model
-from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
+from tests.workers.decoding import random_drafts
+from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt
 from workers.cpu import compiled_step, machine_cache, native, packed_linear, step_probe
 from workers.cpu.compiled_step import CompiledStep, StepModule
 from workers.cpu.packed_linear import has_streams

@@ -10,8 +10,10 @@ from cluster import bundled
 from cluster.tensor_parallel import TensorParallelGroup, open_meeting_point
 from tandem.decoding import Decoder
 from tandem.gpu_report.subjects import make_prompts as make_code_prompts
-from tests.tiny_models import SUPPORTED, save_model
-from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
+from tests.tiny_configs import SUPPORTED
+from tests.tiny_models import save_model
+from tests.workers.decoding import random_drafts
+from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt
 from workers.cuda.graphed_step import GraphedStep
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model

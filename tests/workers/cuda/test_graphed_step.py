@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.tiny_models import save_model
-from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt, random_drafts
+from tests.workers.decoding import random_drafts
+from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt
 from workers.cpu import native
 from workers.cpu.step_probe import make_inputs
 from workers.cuda import graphed_step

@@ -8,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from cluster import bundled
-from deployments.router.drafting import remote
 from deployments.router.drafting.chain import DrafterChain
 from deployments.router.drafting.lookup import PromptLookup
-from deployments.router.drafting.protocol import DraftRequest, Offer, Proposed
 from deployments.router.drafting.remote import PooledDrafter
-from deployments.router.policy.gamma import FixedGamma
 from deployments.router.sequence import GenerationParams
-from deployments.router.sequence import Sequence as LiveSequence
 from tests.deployments.loops import (
-    CACHE,
     GREEDY,
     Models,
     Stream,
@@ -31,13 +24,8 @@ from tests.deployments.loops import (
     running_loop,
     wait_until,
 )
-from tests.fakes import LocalWorkers, RecordingObserver, ScriptedDrafter
-from workers.drafters.model import ModelDrafter
-from workers.model import load_model
-from workers.paged_model import CacheOptions
-from workers.types import DraftTokens, SamplingParams
+from tests.fakes import RecordingObserver, ScriptedDrafter
 
-NUM_COPIED = 300
 LISTS = [
     "prompt_lookup",
     "prompt_lookup,model",
@@ -48,19 +36,6 @@ LISTS = [
     "prompt_lookup,early_exit",
 ]
 DOCS = Path(__file__).parents[4] / "docs" / "drafting.md"
-CODE = """
-class Account:
-    def __init__(self, owner, balance=0):
-        self.owner = owner
-        self.balance = balance
-
-    def deposit(self, amount):
-        if amount <= 0:
-            raise ValueError("amount must be positive")
-        self.balance += amount
-        return self.balance
-
-"""
 
 
 def num_tested(observer: RecordingObserver) -> Counter[str]:
@@ -251,215 +226,3 @@ class TestOrder:
         sequence = Stream(replace(make_params(1), prompt=(1, 2) * 4)).sequence
         assert DrafterChain([PromptLookup()]).turn_of(sequence, 0).source == ""
         assert DrafterChain([]).turn_of(sequence, 4).source == ""
-
-
-class Raising(PromptLookup):
-    """Raises about one sequence, wherever it is asked to."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__()
-        self.num_raised = 0
-        self._method = method
-
-    def _raise(self, method: str, sequence: LiveSequence) -> None:
-        if method == self._method and sequence.seq_id == "s1":
-            self.num_raised += 1
-            raise KeyError("no such thing")
-
-    def draft(self, sequence: LiveSequence, max_tokens: int) -> DraftTokens:
-        self._raise("draft", sequence)
-        return super().draft(sequence, max_tokens)
-
-    def forget(self, sequence: LiveSequence) -> None:
-        self._raise("forget", sequence)
-        super().forget(sequence)
-
-
-class Lying(PromptLookup):
-    def __init__(self, lie: DraftTokens) -> None:
-        super().__init__()
-        self._lie = lie
-
-    def draft(self, sequence: LiveSequence, max_tokens: int) -> DraftTokens:  # noqa: ARG002
-        return self._lie
-
-
-class Careless:
-    """A remote drafter that raises wherever it is asked to."""
-
-    source = "careless"
-
-    def __init__(self, method: str) -> None:
-        self._method = method
-
-    def _raise(self, method: str) -> None:
-        if method == self._method:
-            raise ZeroDivisionError(method)
-
-    def offer(self, sequence: LiveSequence, max_tokens: int) -> Offer | None:
-        self._raise("offer")
-        return Offer(max_tokens=max_tokens, is_ready=len(sequence.tokens) % 5 > 0)
-
-    def catch_up(self, sequence: LiveSequence) -> None:  # noqa: ARG002
-        self._raise("catch_up")
-
-    async def propose(self, requests: list[DraftRequest]) -> Proposed:
-        self._raise("propose")
-        return Proposed(drafts={r.sequence.seq_id: DraftTokens(tokens=(5,)) for r in requests})
-
-    def forget(self, sequence: LiveSequence) -> None:  # noqa: ARG002
-        self._raise("forget")
-
-    async def close(self) -> None: ...
-
-
-LIES = {
-    "too many": DraftTokens(tokens=(5,) * 200),
-    "no tokens of ours": DraftTokens(tokens=(-7, 10**9), confidences=(0.5, 0.5)),
-    "no confidences": DraftTokens(tokens=(5, 6), confidences=(float("nan"), 2.0)),
-    "too many confidences": DraftTokens(tokens=(5,), confidences=(0.5,) * 3),
-    "another's name": DraftTokens(tokens=(5,), source="somebody"),
-}
-
-
-class TestFaults:
-    async def check_exact(self, models: Models, **options: Any) -> RecordingObserver:
-        params = [
-            replace(make_params(seed), prompt=make_params(seed).prompt * 3) for seed in (1, 2, 3)
-        ]
-        async with running_loop(models, gamma=0) as (loop, _, _):
-            expected = [s.token_ids for s in await run_all(loop, params, concurrency=3)]
-        async with running_loop(models, **options) as (loop, targets, observer):
-            streams = await run_all(loop, params, concurrency=3)
-            assert [stream.token_ids for stream in streams] == expected
-            await wait_until(lambda: loop.num_live == 0 and targets.num_used_blocks == 0)
-        return observer
-
-    @pytest.mark.parametrize("method", ["draft", "forget"])
-    async def test_a_local_drafter_that_raises_is_silent_for_that_sequence(
-        self, method: str, models: Models, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        drafter, after = Raising(method), PromptLookup()
-        after.source = "after"
-        observer = await self.check_exact(models, drafters=[drafter, after])
-        assert drafter.num_raised == 1
-        assert "no such thing" in caplog.text
-        drafted = {o.seq_id: o.source for record in observer.records for o in record.outcomes}
-        assert drafted["s1"] == ("after" if method == "draft" else "prompt_lookup")
-        assert drafted["s2"] == "prompt_lookup"
-
-    @pytest.mark.parametrize("lie", LIES)
-    async def test_a_local_drafter_that_lies_changes_nothing(
-        self, lie: str, models: Models
-    ) -> None:
-        observer = await self.check_exact(models, drafters=[Lying(LIES[lie])])
-        outcomes = [outcome for record in observer.records for outcome in record.outcomes]
-        assert {outcome.source for outcome in outcomes} <= {"prompt_lookup"}
-        assert max((o.num_draft_tokens for o in outcomes), default=0) <= 4
-
-    @pytest.mark.parametrize("overlap", [False, True])
-    @pytest.mark.parametrize("method", ["offer", "catch_up", "propose", "forget"])
-    async def test_a_remote_drafter_that_raises_changes_nothing(
-        self, method: str, overlap: bool, models: Models, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        await self.check_exact(models, drafters=[Careless(method)], overlap=overlap)
-        assert "ZeroDivisionError" in caplog.text
-
-
-class TestPool:
-    async def test_a_sequence_that_ends_while_its_drafter_reads_it_is_freed_there(
-        self, models: Models
-    ) -> None:
-        drafts = LocalWorkers(lambda: ModelDrafter(models.draft, CACHE))
-        pool = PooledDrafter(drafts, timeout_s=5.0, max_model_len=256)
-        drafts.delay_s = 0.02
-        sequence = Stream(make_params(4)).sequence
-        pool.catch_up(sequence)
-        pool.catch_up(sequence)
-        assert pool.offer(sequence, 4) == Offer(max_tokens=4, is_ready=False)
-        await wait_until(lambda: bool(drafts.calls))
-        sequence.is_cancelled = True
-        pool.forget(sequence)
-        assert not pool.is_idle
-        await wait_until(lambda: pool.is_idle)
-        assert len(drafts.calls) == 1
-        await wait_until(lambda: drafts.num_sequences + drafts.num_used_blocks == 0)
-        # what is begun after the end, as by a prefetch, leaves nothing behind either
-        pool.catch_up(sequence)
-        assert await pool.propose([DraftRequest(sequence=sequence, k=2)]) == Proposed()
-        assert pool.is_idle
-        await drafts.close()
-
-    async def test_a_sequence_that_ends_before_its_drafter_reads_it_is_not_read(self) -> None:
-        asked = []
-        pool = PooledDrafter(ScriptedDrafter(asked.append), timeout_s=5.0, max_model_len=256)
-        sequence = Stream(make_params(4)).sequence
-        pool.catch_up(sequence)
-        sequence.is_cancelled = True
-        pool.forget(sequence)
-        await wait_until(lambda: pool.is_idle)
-        assert not asked
-
-    async def test_a_sequence_far_ahead_of_its_drafter_is_read_in_the_background(
-        self, models: Models
-    ) -> None:
-        """As when another drafter has spoken for it for long."""
-        cache = CacheOptions(block_size=4, max_num_seqs=32)
-        drafts = LocalWorkers(lambda: ModelDrafter(models.draft, cache))
-        pool = PooledDrafter(drafts, timeout_s=5.0, max_model_len=4096)
-        sequence = Stream(make_params(4)).sequence
-        for num_more, is_ready in ((0, False), (remote.MAX_BEHIND, True), (1, False)):
-            sequence.tokens += [5] * num_more
-            offer = pool.offer(sequence, 4)
-            assert offer is not None
-            assert offer.is_ready is is_ready
-            if num_more == 0:
-                pool.catch_up(sequence)
-                await wait_until(lambda: not pool._tasks)
-        await drafts.close()
-
-
-@pytest.fixture(scope="module")
-def pair() -> Models:
-    target, draft = map(bundled.resolve, (bundled.TARGET_NAME, bundled.DRAFT_NAME))
-    return Models(
-        target=load_model(target, dtype="float32"), draft=load_model(draft, dtype="float32")
-    )
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.2])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "prompt_lookup,model"])
-async def test_copied_text_is_drafted_by_lookup(
-    drafter: str, temperature: float, pair: Models
-) -> None:
-    """Code stands in the prompt three times, and the bundled target goes on to repeat itself."""
-    tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(bundled.TARGET_NAME))
-    params = GenerationParams(
-        prompt=tuple(tokenizer.encode(CODE * 3 + CODE[:30])),
-        max_tokens=NUM_COPIED,
-        sampling=SamplingParams(temperature=temperature),
-        seed=5,
-        ignore_eos=True,
-    )
-    texts, num_rounds = [], []
-    for gamma in (0, 16):
-        async with running_loop(
-            pair,
-            gamma=gamma,
-            drafts=model_drafts(pair),
-            drafter=drafter,
-            cache=CacheOptions(max_num_seqs=4, max_model_len=1024),
-            max_gamma=16,
-        ) as (loop, _, observer):
-            (stream,) = await run_all(loop, [params], concurrency=1)
-            loop.use_gamma(FixedGamma(0))  # what is left to be recorded is
-        texts.append(stream.token_ids)
-        num_rounds.append(len(observer.records))
-    assert texts[0] == texts[1]
-    assert num_rounds[0] == NUM_COPIED
-    assert num_rounds[1] < NUM_COPIED / 3
-    outcomes = [outcome for record in observer.records for outcome in record.outcomes]
-    by_lookup = [outcome for outcome in outcomes if outcome.source == "prompt_lookup"]
-    num_accepted = sum(outcome.num_accepted for outcome in by_lookup)
-    assert num_accepted > NUM_COPIED / 3
-    assert num_accepted / sum(outcome.num_tested for outcome in by_lookup) > 0.75

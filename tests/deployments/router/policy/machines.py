@@ -14,11 +14,12 @@ from deployments.router.policy.gamma import (
     ObservedRound,
     Outcome,
 )
-from tests.deployments.simulated_drafts import Chance, confidence, even, judge, varied
+from tests.deployments.simulated_drafts import Chance, confidence, even, judge
 from workers.types import StepTime
 
 Sureness = Callable[[int, float], float]
 """What a drafter says of a draft of the i-th sequence with this chance."""
+
 
 MAX_GAMMA = 8
 FIXED = (0, 1, 2, 4, 6, 8)
@@ -269,95 +270,3 @@ def observe(
         verify_compute_s=verify_s - verify_hop_s,
         round_s=draft_s + verify_s,
     )
-
-
-@dataclass
-class Served:
-    first_tokens_s: list[float]
-    """How long each request waited for its first token."""
-    tokens_per_s: float
-
-    def first_token_s(self, quantile: float) -> float:
-        return sorted(self.first_tokens_s)[int(quantile * len(self.first_tokens_s))]
-
-
-@dataclass
-class _Prompt:
-    seq_id: str
-    num_left: int
-    came_s: float
-
-
-@dataclass(kw_only=True)
-class Load:
-    """Streams that all begin at once, and ask again as soon as they are answered."""
-
-    num_streams: int
-    num_requests: int
-    prompt_len: int
-    num_output: int = 100
-    max_batched_tokens: int = 256
-    """A step runs prompts in what its verifications leave of this, but 16 tokens at least."""
-    alpha: float = 0.8
-
-    def serve(self, controller: GammaController, machine: Machine) -> Served:
-        rng, now_s, num_begun, num_tokens, num_known = random.Random(0), 0.0, 0, 0, 0
-
-        def sure(_: int, chance: float) -> float:
-            return confidence(chance)
-
-        waiting: list[_Prompt] = []
-        running: dict[str, int] = {}
-        first_tokens_s: list[float] = []
-        while num_begun < self.num_requests or waiting or running:
-            while num_begun < self.num_requests and len(waiting) + len(running) < self.num_streams:
-                length = rng.randint(self.prompt_len // 2, self.prompt_len * 3 // 2)
-                waiting.append(_Prompt(str(num_begun), length, now_s))
-                num_begun += 1
-            candidates = [
-                Candidate(seq_id=seq_id, max_gamma=min(MAX_GAMMA, num_left - 1))
-                for seq_id, num_left in running.items()
-            ]
-            decision = controller.choose(candidates, num_prefill_tokens=num_known)
-            chances = draw_drafts(rng, candidates, decision, lambda _: self.alpha, varied, sure)
-            drafted = as_drafted(chances, candidates, sure)
-            kept = controller.select(decision, drafted)
-            outcomes = judge_all(rng, drafted, kept, chances)
-            longest = max(map(len, chances.values()), default=0)
-            num_own = len(running) + sum(kept)
-            num_prefill, done = self._prefill(waiting, num_own)
-            draft_s, verify_s = machine.round_s(longest, num_own + num_prefill)
-            now_s += draft_s + verify_s
-            accepted = {outcome.seq_id: outcome.num_accepted for outcome in outcomes}
-            if running:
-                controller.observe(
-                observe(
-                    machine, decision, outcomes, num_sequences=len(running), longest=longest,
-                    num_drafted=len(drafted), num_own=num_own, num_beside=num_prefill,
-                    draft_s=draft_s, verify_s=verify_s,
-                )
-            )  # fmt: skip
-            for seq_id in list(running):
-                num_new = min(running[seq_id], 1 + accepted.get(seq_id, 0))
-                num_tokens, running[seq_id] = num_tokens + num_new, running[seq_id] - num_new
-                if not running[seq_id]:
-                    del running[seq_id]
-                    controller.forget(seq_id)
-            for prompt in done:
-                first_tokens_s.append(now_s - prompt.came_s)
-                running[prompt.seq_id] = self.num_output - 1
-            num_known = min(self.max_batched_tokens, sum(prompt.num_left for prompt in waiting))
-        return Served(first_tokens_s, num_tokens / now_s)
-
-    def _prefill(self, waiting: list[_Prompt], num_own: int) -> tuple[int, list[_Prompt]]:
-        """Run prompts in what is left of a step; how many tokens, and which prompts are done."""
-        num_run, done = 0, []
-        room = max(16, self.max_batched_tokens - num_own)
-        for prompt in list(waiting):
-            num_tokens = min(prompt.num_left, room - num_run)
-            prompt.num_left -= num_tokens
-            num_run += num_tokens
-            if not prompt.num_left:
-                waiting.remove(prompt)
-                done.append(prompt)
-        return num_run, done

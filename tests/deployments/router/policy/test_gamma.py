@@ -15,20 +15,13 @@ from deployments.router.policy.gamma import (
     Outcome,
     Reason,
 )
-from deployments.router.policy.planner import DELAY_SHARE
 from tests.deployments.router.policy.machines import (
-    BLOCKS,
     CPU,
     FIXED,
-    FULL,
     GPU,
     MACHINES,
-    NODES,
     SMALL,
-    WIDE,
-    Load,
     Machine,
-    Run,
     simulate,
 )
 from tests.deployments.simulated_drafts import Chance, varied
@@ -199,114 +192,6 @@ class TestDynamicGamma:
             [Candidate(seq_id="0", max_gamma=0)], num_prefill_tokens=0
         ).gammas == [0]
         assert controller.choose([], num_prefill_tokens=0).gammas == []
-
-
-class TestBesidePrompts:
-    """Workers have measured their steps: nothing is learnt of them in such rounds."""
-
-    @pytest.mark.parametrize(
-        "machine", [pytest.param(m, id=name) for name, m in MACHINES.items() if m is not FULL]
-    )
-    @pytest.mark.parametrize("num_sequences", [1, 4, 16])
-    def test_drafts_that_cost_little_beside_a_long_prompt_are_made(
-        self, num_sequences: int, machine: Machine
-    ) -> None:
-        """Steps are long anyway, so they had better bring many, as far as prompts may wait."""
-        alphas = [0.8] * num_sequences
-        most_s = (1 + DELAY_SHARE) * sum(machine.round_s(0, 200 + num_sequences))
-        run = simulate(
-            machine.controller(), machine, lambda _: alphas, 600, chance=varied,
-            beside=lambda run: 200 if len(run.tokens) >= 300 else 0,
-        )  # fmt: skip
-        best = max(
-            machine.tokens_per_s(gamma, alphas, num_beside=200)
-            for gamma in FIXED
-            if sum(machine.round_s(gamma, 200 + num_sequences * (gamma + 1))) <= most_s
-        )
-        assert run.tokens_per_s(310) > 0.96 * best
-
-    def test_drafts_that_cost_in_full_are_no_cheaper_beside_a_prompt(self) -> None:
-        """A prompt has to be run whatever is drafted: by drafts that lose time, all end later."""
-        alphas = [0.5] * 16
-        run = simulate(
-            FULL.controller(), FULL, lambda _: alphas, 400, chance=varied,
-            beside=lambda run: 200 if len(run.tokens) >= 100 else 0,
-        )  # fmt: skip
-        plain_s = 300 * sum(FULL.round_s(0, 200 + len(alphas)))
-        num_more = sum(run.tokens[100:]) - 300 * len(alphas)
-        alone_s = num_more / FULL.tokens_per_s(0, alphas)
-        assert sum(run.times_s[100:]) < 1.02 * plain_s + alone_s
-
-    @pytest.mark.parametrize(
-        ("num_sequences", "prompt_len", "alpha", "least"),
-        [(64, 120, 0.75, 0.99), (32, 330, 0.75, 1.01), (32, 330, 0.5, 0.99)],
-    )
-    def test_prompts_that_come_with_texts_make_drafts_no_cheaper(
-        self, num_sequences: int, prompt_len: int, alpha: float, least: float
-    ) -> None:
-        """They have to be run for every text, so drafts save nothing of them, however long."""
-        machine = Machine(hop=3, draft_step=0.8, verify=14, verify_token=0.7)
-
-        def speed(controller: GammaController, seed: int) -> float:
-            num_texts = 0
-
-            def beside(run: Run) -> int:
-                nonlocal num_texts
-                num_due = int(sum(run.tokens) / 128) - num_texts
-                for text in range(num_texts, num_texts + num_due):
-                    controller.forget(str(text % num_sequences))
-                num_texts += num_due
-                return prompt_len * num_due
-
-            run = simulate(
-                controller, machine, lambda _: [alpha] * num_sequences, 1000, seed=seed,
-                chance=varied, beside=beside,
-            )  # fmt: skip
-            return run.tokens_per_s(200)
-
-        best = [max(speed(FixedGamma(gamma), seed) for gamma in (0, 1, 2)) for seed in range(2)]
-        assert sum(speed(machine.controller(), seed) for seed in range(2)) > least * sum(best)
-
-    def test_drafts_that_do_not_pay_beside_a_prompt_are_made_again_after_it(self) -> None:
-        class Narrow(Machine):
-            def step_s(self, num_tokens: float) -> float:
-                return super().step_s(num_tokens) + 0.003 * max(0, num_tokens - 32)
-
-        machine = Narrow(hop=2, draft_step=1, verify=24, verify_token=0.1)
-        run = simulate(
-            machine.controller(), machine,
-            lambda _: [0.5] * 8, 500, chance=varied,
-            beside=lambda run: 60 if len(run.tokens) % 10 == 0 else 0,
-        )  # fmt: skip
-        beside = [any(gammas) for gammas in run.gammas[200::10]]
-        after = [any(gammas) for gammas in run.gammas[201::10]]
-        assert sum(beside) < 0.1 * len(beside)
-        assert all(after)
-
-    def test_a_long_prompt_makes_drafts_pay_where_they_did_not(self) -> None:
-        """One more token made the step a wide one, which it is now anyway."""
-        alphas = [0.3] * 8
-        run = simulate(
-            BLOCKS.controller(), BLOCKS, lambda _: alphas, 500, chance=varied,
-            beside=lambda run: 200 if len(run.tokens) >= 400 else 0,
-        )  # fmt: skip
-        assert sum(map(any, run.gammas[300:400])) < 10
-        best = max(BLOCKS.tokens_per_s(gamma, alphas, num_beside=200) for gamma in FIXED)
-        assert run.tokens_per_s(410) > 0.96 * best
-
-    @pytest.mark.parametrize(
-        "machine", [CPU, GPU, NODES, WIDE], ids=["cpu", "gpu", "nodes", "wide"]
-    )
-    @pytest.mark.parametrize("prompt_len", [80, 350])
-    def test_first_tokens_come_not_much_later_than_without_drafts(
-        self, prompt_len: int, machine: Machine
-    ) -> None:
-        """Of 32 streams that begin together, and ask again and again."""
-        load = Load(num_streams=32, num_requests=64, prompt_len=prompt_len)
-        plain = load.serve(FixedGamma(0), machine)
-        dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
-        assert dynamic.first_token_s(0.95) < 1.5 * plain.first_token_s(0.95)
-        assert dynamic.tokens_per_s > 0.98 * plain.tokens_per_s
 
 
 def test_new_step_times_are_believed_at_once() -> None:

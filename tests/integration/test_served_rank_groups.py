@@ -1,7 +1,7 @@
 """Targets of several ranks, several of them, and several routers: the same texts.
 
-By its name it runs after `test_served.py`: it starts more processes than any other, which would
-compete with the tests of the other pytest process.
+By its name it runs last: it starts more processes than any other, which would compete with the
+tests of the other pytest process.
 """
 
 import asyncio

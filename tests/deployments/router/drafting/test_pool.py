@@ -1,0 +1,62 @@
+"""The drafter of a pool: what it has its workers read, and what it has them forget."""
+
+from deployments.router.drafting import remote
+from deployments.router.drafting.protocol import DraftRequest, Offer, Proposed
+from deployments.router.drafting.remote import PooledDrafter
+from tests.deployments.loops import CACHE, Models, Stream, make_params, wait_until
+from tests.fakes import LocalWorkers, ScriptedDrafter
+from workers.drafters.model import ModelDrafter
+from workers.paged_model import CacheOptions
+
+
+class TestPool:
+    async def test_a_sequence_that_ends_while_its_drafter_reads_it_is_freed_there(
+        self, models: Models
+    ) -> None:
+        drafts = LocalWorkers(lambda: ModelDrafter(models.draft, CACHE))
+        pool = PooledDrafter(drafts, timeout_s=5.0, max_model_len=256)
+        drafts.delay_s = 0.02
+        sequence = Stream(make_params(4)).sequence
+        pool.catch_up(sequence)
+        pool.catch_up(sequence)
+        assert pool.offer(sequence, 4) == Offer(max_tokens=4, is_ready=False)
+        await wait_until(lambda: bool(drafts.calls))
+        sequence.is_cancelled = True
+        pool.forget(sequence)
+        assert not pool.is_idle
+        await wait_until(lambda: pool.is_idle)
+        assert len(drafts.calls) == 1
+        await wait_until(lambda: drafts.num_sequences + drafts.num_used_blocks == 0)
+        # what is begun after the end, as by a prefetch, leaves nothing behind either
+        pool.catch_up(sequence)
+        assert await pool.propose([DraftRequest(sequence=sequence, k=2)]) == Proposed()
+        assert pool.is_idle
+        await drafts.close()
+
+    async def test_a_sequence_that_ends_before_its_drafter_reads_it_is_not_read(self) -> None:
+        asked = []
+        pool = PooledDrafter(ScriptedDrafter(asked.append), timeout_s=5.0, max_model_len=256)
+        sequence = Stream(make_params(4)).sequence
+        pool.catch_up(sequence)
+        sequence.is_cancelled = True
+        pool.forget(sequence)
+        await wait_until(lambda: pool.is_idle)
+        assert not asked
+
+    async def test_a_sequence_far_ahead_of_its_drafter_is_read_in_the_background(
+        self, models: Models
+    ) -> None:
+        """As when another drafter has spoken for it for long."""
+        cache = CacheOptions(block_size=4, max_num_seqs=32)
+        drafts = LocalWorkers(lambda: ModelDrafter(models.draft, cache))
+        pool = PooledDrafter(drafts, timeout_s=5.0, max_model_len=4096)
+        sequence = Stream(make_params(4)).sequence
+        for num_more, is_ready in ((0, False), (remote.MAX_BEHIND, True), (1, False)):
+            sequence.tokens += [5] * num_more
+            offer = pool.offer(sequence, 4)
+            assert offer is not None
+            assert offer.is_ready is is_ready
+            if num_more == 0:
+                pool.catch_up(sequence)
+                await wait_until(lambda: not pool._tasks)
+        await drafts.close()
