@@ -9,6 +9,9 @@ PYTEST ?= $(VENV)/bin/pytest
 ARGS ?=
 # Random cases of each property test for `make fuzz`.
 CASES ?= 5000
+PROPERTIES := $(addprefix tests/,deployments/router/test_loop_properties.py deployments/router/drafting/test_lookup.py \
+	deployments/router/drafting/test_context_tree.py workers/test_retokenized.py)
+COMBINATIONS := $(addprefix tests/deployments/router/,test_loop_exactness.py test_grammars.py policy/test_gamma.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test compat test-gpu gpu-report check format docs bench fuzz proto
@@ -33,7 +36,7 @@ serve: install ## serve the bundled pair, or other models: make serve ARGS="targ
 
 # Two processes: one runs the app, the other begins with everything else.
 test: install ## run the test suite; no network, no GPU
-	$(PYTEST) --numprocesses 2 --dist loadscope
+	$(PYTEST) --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 compat: $(COMPAT_VENV)/.installed ## try clients that people have, in .venv-compat: make compat ARGS="-k openai"
 	$(COMPAT_VENV)/bin/pytest tests/compat $(ARGS)
@@ -62,7 +65,8 @@ bench: install ## measure draft lengths on one live app, or another subject: mak
 	$(VENV)/bin/tandem bench $(ARGS)
 
 fuzz: install ## put the round loop under random faults, then send requests at the edge of the schema by HTTP and gRPC
-	$(PYTEST) --quiet --cases $(CASES) tests/deployments/router/test_loop_properties.py
+	$(PYTEST) --quiet --cases $(CASES) $(PROPERTIES)
+	$(PYTEST) --quiet --all-combinations $(COMBINATIONS)
 	$(VENV)/bin/tandem fuzz --cases $(CASES)
 	$(VENV)/bin/tandem fuzz --wire grpc --cases $(CASES)
 

@@ -1,10 +1,15 @@
 """Set before anything else is imported: what a test run may use of the machine."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.covering import all_cases, covering_cases
+
+APP = "tests/integration/"
 
 # Two cores are shared by everything a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,20 +26,51 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--cases", type=int, default=300, help="random cases of each property test: see `make fuzz`"
+        "--cases", type=int, default=100, help="random cases of each property test: see `make fuzz`"
+    )
+    parser.addoption(
+        "--all-combinations",
+        action="store_true",
+        help="run tests marked `covering` with all combinations of their values",
     )
     parser.addoption(
         "--seed", type=int, default=0, help="the seed of tests/compat/test_schemathesis.py"
     )
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The cases of the mark `covering`, whose arguments are values of each dimension."""
+    for mark in metafunc.definition.iter_markers("covering"):
+        dimensions = [
+            [*values.items()]
+            if isinstance(values, Mapping)
+            else [(str(value), value) for value in values]
+            for values in mark.kwargs.values()
+        ]
+        choose = all_cases if metafunc.config.getoption("all_combinations") else covering_cases
+        cases = []
+        for case in choose([len(values) for values in dimensions]):
+            chosen = [values[index] for values, index in zip(dimensions, case, strict=True)]
+            name = "-".join(name for name, _ in chosen)
+            cases.append(pytest.param(*[value for _, value in chosen], id=name))
+        metafunc.parametrize([*mark.kwargs], cases)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The app's tests take longest, so they come first: no process is left with them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(APP))
+
+
 @pytest.hookimpl(optionalhook=True)  # the plugin is not where only the GPU's tests run
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests of the app, which share a Ray, and begins with them."""
+    """One process runs all tests of the app, which share a Ray, and begins with them.
+
+    Tests of one file share its fixtures, so they run in one process too.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class AppTogether(LoadScopeScheduling):
+    class FilesTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "app" if nodeid.startswith("tests/integration/") else nodeid
+            return "app" if nodeid.startswith(APP) else nodeid.partition("::")[0]
 
-    return AppTogether(config, log)
+    return FilesTogether(config, log)

@@ -91,22 +91,20 @@ def make_drafts(
     return workers, local + (drafters_of(names, workers) if names else [])
 
 
-@pytest.mark.parametrize("concurrency", [1, 16])
-@pytest.mark.parametrize(
-    ("gamma", "overlap"), [(0, False), (8, False), (8, True), ("dynamic", True)]
-)
-@pytest.mark.parametrize(
-    "drafter", ["model", "prompt_lookup", "grammar", "grammar,prompt_lookup,model"]
+@pytest.mark.covering(
+    drafter=["model", "prompt_lookup", "grammar", "grammar,prompt_lookup,model"],
+    gamma_and_overlap=[(0, False), (8, False), (8, True), ("dynamic", True)],
+    concurrency=[16, 1],
 )
 async def test_tokens_do_not_depend_on_drafter_gamma_or_batch(
     drafter: str,
-    gamma: int | Literal["dynamic"],
-    overlap: bool,
+    gamma_and_overlap: tuple[int | Literal["dynamic"], bool],
     concurrency: int,
     models: Models,
     all_params: list[GenerationParams],
     plain: list[list[int]],
 ) -> None:
+    gamma, overlap = gamma_and_overlap
     workers, drafters = make_drafts(drafter, models)
     async with running_loop(
         models, gamma=gamma, overlap=overlap, drafts=workers, drafters=drafters

@@ -78,13 +78,14 @@ class TestExactness:
         repeating: list[GenerationParams],
         texts: list[list[int]],
     ) -> None:
-        """Greedy and sampled, alone and batched."""
+        """Greedy and sampled, alone and batched; of those that are alone, every third."""
+        some = slice(None, None, 3 if concurrency == 1 else 1)
         drafts = model_drafts(models)
         async with running_loop(
             models, gamma=gamma, overlap=overlap, drafts=drafts, drafter=drafter
         ) as (loop, targets, observer):
-            streams = await run_all(loop, repeating, concurrency=concurrency)
-            assert [stream.token_ids for stream in streams] == texts
+            streams = await run_all(loop, repeating[some], concurrency=concurrency)
+            assert [stream.token_ids for stream in streams] == texts[some]
             assert num_tested(observer).keys() == {*drafter.split(",")}
             await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
             assert (loop.num_live, observer.num_live) == (0, 0)

@@ -1,5 +1,6 @@
 """The gamma controller against simulated rounds, whose acceptance and costs are known."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
 
@@ -26,63 +27,73 @@ from tests.deployments.router.policy.machines import (
 )
 from tests.deployments.simulated_drafts import Chance, varied
 
+TABLES = {"tables": True, "no-tables": False}
+"""Whether the controller is given the times that workers have measured."""
 
-@pytest.mark.parametrize("with_tables", [True, False], ids=["tables", "no-tables"])
-class TestDynamicGamma:
-    @pytest.mark.parametrize("chance", [None, varied])
-    @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-    @pytest.mark.parametrize("num_sequences", [1, 8])
-    @pytest.mark.parametrize("alpha", [0.05, 0.4, 0.7, 0.9])
-    def test_it_is_as_good_as_the_best_fixed_gamma(
-        self,
-        alpha: float,
-        num_sequences: int,
-        machine: Machine,
-        chance: Chance | None,
-        with_tables: bool,
-    ) -> None:
-        """In the mean of two runs, since the noise of the first rounds may lead astray for long."""
-        alphas = [alpha] * num_sequences
-        runs = [
-            simulate(
-                machine.controller(with_tables=with_tables),
-                machine,
-                lambda _: alphas,
-                700,
-                chance=chance,
-                seed=seed,
-            )
-            for seed in range(2)
-        ]
-        dynamic = sum(run.tokens_per_s() for run in runs) / len(runs)
-        # without tables one line stands for the steps, which are none
-        least = 0.955 if with_tables else 0.9
-        assert dynamic > least * max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
 
-    @pytest.mark.parametrize("num_sequences", [1, 8])
-    @pytest.mark.parametrize(
-        ("alpha", "chance"), [(0.05, varied), (0.5, None), (0.5, varied), (0.6, varied)]
+@pytest.mark.covering(
+    alpha=[0.05, 0.4, 0.7, 0.9],
+    num_sequences=[1, 8],
+    machine=MACHINES,
+    chance={"even": None, "varied": varied},
+    with_tables=TABLES,
+)
+def test_it_is_as_good_as_the_best_fixed_gamma(
+    alpha: float, num_sequences: int, machine: Machine, chance: Chance | None, with_tables: bool
+) -> None:
+    """In the mean of two runs, since the noise of the first rounds may lead astray for long."""
+    # without tables one line stands for the steps, which are none
+    least = 0.955 if with_tables else 0.9
+    alphas = [alpha] * num_sequences
+    best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
+    assert mean_speed(machine, alphas, chance, with_tables, num_runs=2) > least * best
+
+
+@pytest.mark.covering(
+    alpha_and_chance={
+        "0.05-varied": (0.05, varied),
+        "0.5-even": (0.5, None),
+        "0.5-varied": (0.5, varied),
+        "0.6-varied": (0.6, varied),
+    },
+    num_sequences=[1, 8],
+    with_tables=TABLES,
+)
+def test_what_plain_rounds_take_is_not_taken_for_the_step(
+    alpha_and_chance: tuple[float, Chance | None], num_sequences: int, with_tables: bool
+) -> None:
+    """Else drafts would seem dearer than they are, and a round without them cheaper."""
+    alpha, chance = alpha_and_chance
+    least = 0.95 if with_tables else 0.93
+    alphas = [alpha] * num_sequences
+    best = max(SMALL.tokens_per_s(gamma, alphas) for gamma in FIXED)
+    assert mean_speed(SMALL, alphas, chance, with_tables, num_runs=3) > least * best
+
+
+def mean_speed(
+    machine: Machine,
+    alphas: Sequence[float],
+    chance: Chance | None,
+    with_tables: bool,
+    *,
+    num_runs: int,
+) -> float:
+    """The tokens per second of runs of 700 rounds each."""
+    return mean(
+        simulate(
+            machine.controller(with_tables=with_tables),
+            machine,
+            lambda _: alphas,
+            700,
+            chance=chance,
+            seed=seed,
+        ).tokens_per_s()
+        for seed in range(num_runs)
     )
-    def test_what_plain_rounds_take_is_not_taken_for_the_step(
-        self, alpha: float, chance: Chance | None, num_sequences: int, with_tables: bool
-    ) -> None:
-        """Else drafts would seem dearer than they are, and a round without them cheaper."""
-        alphas = [alpha] * num_sequences
-        runs = [
-            simulate(
-                SMALL.controller(with_tables=with_tables),
-                SMALL,
-                lambda _: alphas,
-                700,
-                chance=chance,
-                seed=seed,
-            )
-            for seed in range(3)
-        ]
-        best = max(SMALL.tokens_per_s(gamma, alphas) for gamma in FIXED)
-        least = 0.95 if with_tables else 0.93
-        assert mean(run.tokens_per_s() for run in runs) > least * best
 
+
+@pytest.mark.parametrize("with_tables", TABLES.values(), ids=TABLES)
+class TestDynamicGamma:
     @pytest.mark.parametrize("seed", range(3))
     def test_sure_drafts_of_one_sequence_go_far(self, seed: int, with_tables: bool) -> None:
         """A step of the drafter costs nothing where it has stopped before."""
