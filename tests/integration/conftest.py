@@ -31,7 +31,7 @@ APP = "tandem"
 MODEL = "tandem-demo"
 NUM_TOKENS = 48
 """The number of tokens of each completion."""
-METRICS_REPORT_MS = 1000
+METRICS_REPORT_MS = 500
 """How late a metric may be; Ray's default is 10 s."""
 
 
@@ -207,8 +207,10 @@ async def served_tokens(
     *,
     concurrency: int,
     on_chunk: Callable[[GenerateChunk], None] = lambda _: None,
+    key: str = "",
 ) -> list[list[int]]:
     """Token ids over streaming gRPC, at temperature 0.8; `on_chunk` is told each chunk."""
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
     slots = asyncio.Semaphore(concurrency)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         stub = GenerationStub(channel)
@@ -219,7 +221,7 @@ async def served_tokens(
             )
             tokens: list[int] = []
             async with slots:
-                async for chunk in stub.GenerateStream(generate):
+                async for chunk in stub.GenerateStream(generate, metadata=metadata):
                     tokens += chunk.token_ids
                     on_chunk(chunk)
             return tokens

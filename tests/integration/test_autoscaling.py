@@ -1,23 +1,37 @@
 """A worker that Serve scales: more replicas while many sequences run, each of them at work."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from cluster import bundled
 from cluster.replica_range import ReplicaRange
 from deployments import autoscaling
 from tests.integration.conftest import Deploy, Served, served_tokens
+from workers.model import load_config
 
 IMPATIENT = {
     "metrics_interval_s": 0.3,
     "look_back_period_s": 1.0,
     "upscale_delay_s": 0.0,
-    "downscale_delay_s": 30.0,  # longer than a replica takes to start
+    "downscale_delay_s": 15.0,  # longer than the load ever pauses
     "target_ongoing_requests": 4,
 }
 """Serve's defaults would have a test wait for a minute."""
 OPTIONS = {"num_target_groups": "1:2", "num_draft_replicas": "1:2", "compile": "off"}
+
+
+@pytest.fixture
+def random_draft(tmp_path: Path) -> str:
+    """A drafter of the bundled one's shape, which is wrong nearly always."""
+    torch.manual_seed(0)
+    config = load_config(bundled.resolve(bundled.DRAFT_NAME))
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    return str(tmp_path)
 
 
 @pytest.fixture
@@ -42,16 +56,17 @@ async def replicas(served: Served, deployment: str) -> dict[str, int]:
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
 async def test_replicas_come_with_the_load_work_and_go_with_it(
-    deploy: Deploy, prompts: list[str], sampled_tokens: list[list[int]]
+    deploy: Deploy, random_draft: str, prompts: list[str], sampled_tokens: list[list[int]]
 ) -> None:
-    served = deploy(**OPTIONS)
+    """However many there are, and however far a draft model that knows nothing drafts."""
+    served = deploy(draft=random_draft, **OPTIONS)
     await served.set_gamma(4)
     both = ("TargetGroup", "DraftPool")
     assert [len(await replicas(served, name)) for name in both] == [1, 1]
 
-    async def generate() -> None:
-        tokens = await served_tokens(served, prompts[:16], concurrency=16)
-        assert tokens == sampled_tokens
+    async def generate(num_prompts: int = 16, concurrency: int = 16) -> None:
+        tokens = await served_tokens(served, prompts[:num_prompts], concurrency=concurrency)
+        assert tokens == sampled_tokens[:num_prompts]
 
     async def until_all_work(num_replicas: int) -> None:
         while True:
@@ -62,6 +77,12 @@ async def test_replicas_come_with_the_load_work_and_go_with_it(
 
     async with asyncio.timeout(180):
         await until_all_work(2)
+    for gamma in (0, 1, 8):
+        await served.set_gamma(gamma)
+        await generate()
+    await served.set_gamma(4)
+    await generate(num_prompts=4, concurrency=1)
+    async with asyncio.timeout(90):
         while [len(await replicas(served, name)) for name in both] != [1, 1]:
             await asyncio.sleep(0.5)
     await generate()

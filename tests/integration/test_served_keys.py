@@ -1,4 +1,7 @@
-"""API keys through Serve's own proxies, over HTTP and gRPC, and a key file that changes."""
+"""API keys through Serve's own proxies, over HTTP and gRPC, and a key file that changes.
+
+The app has no drafters, which is tested too.
+"""
 
 import os
 import time
@@ -12,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from deployments.api.tandem_pb2 import DESCRIPTOR, GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import MODEL, Deploy, Served, request
+from tests.integration.conftest import MODEL, Deploy, Served, request, served_tokens
 
 KEY, OTHER = "sk-of-alice-0123456789", "sk-of-bob-0123456789"
 RARE = "sk-of-carol-0123456789"
@@ -32,11 +35,18 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def served(deploy: Deploy, key_file: Path) -> Served:
-    return deploy(drafter="none", compile="off", api_keys_file=str(key_file))
+    return deploy(drafter="none", api_keys_file=str(key_file))
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+async def test_plain_decoding_is_an_app_without_drafters(
+    served: Served, prompts: list[str], sampled_tokens: list[list[int]]
+) -> None:
+    tokens = await served_tokens(served, prompts[:8], concurrency=8, key=KEY)
+    assert tokens == sampled_tokens[:8]
 
 
 def test_http_asks_for_a_key_and_returns_the_requests_id(http: httpx.Client) -> None:
