@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -23,10 +24,11 @@ MAX_LINES = 350
 MAX_FUNCTION_LINES = 60
 
 
-def sources(package: str) -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted((ROOT / package).rglob("*.py")):
-        if not path.name.startswith("tandem_pb2"):  # generated
-            yield path, ast.parse(path.read_text())
+@cache
+def sources(package: str) -> list[tuple[Path, ast.Module]]:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    generated = "tandem_pb2"
+    return [(p, ast.parse(p.read_text())) for p in paths if not p.name.startswith(generated)]
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

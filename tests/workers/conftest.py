@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from tests.tiny_models import save_model
+from tests.tiny_models import load_reference, save_model
 from tests.tokenizers import KINDS, save_permuted, save_speaking_model
 from tests.workers.translating import PERMUTED
 from workers.model import Model, load_model
@@ -27,6 +28,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Model]
             name = save_model(folder, family, seed, **changes)
             made[key] = load_model(name, dtype="float32", device="cpu")
         return made[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[Model], PreTrainedModel]:
+    """The model that transformers alone runs, in fp32, loaded once; nobody changes it."""
+    made: dict[str, PreTrainedModel] = {}
+
+    def load(model: Model) -> PreTrainedModel:
+        if model.name not in made:
+            made[model.name] = load_reference(model.name)
+        return made[model.name]
 
     return load
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from tests.grammars import save_grammar_model
 from tests.tiny_configs import MAX_POSITION, RARE, RECURRENT, SUPPORTED, WRAPPED
-from tests.tiny_models import load_reference, make_config, save_model
+from tests.tiny_models import make_config, save_model
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate, make_prompt
 from workers.cache_size import GIB
 from workers.draft_law import read_law
@@ -101,17 +101,21 @@ def idle(tmp_path: Path) -> Model:
 
 class TestFirstLayers:
     @pytest.mark.parametrize("family", [*SUPPORTED, *RARE, *WRAPPED])
-    def test_they_are_a_model_of_so_many_layers(self, family: str, tmp_path: Path) -> None:
+    def test_they_are_a_model_of_so_many_layers(
+        self,
+        family: str,
+        tiny_model: LoadModel,
+        reference: Callable[[Model], PreTrainedModel],
+    ) -> None:
         """The logits are what transformers makes of the same weights with so few layers, for every
         family."""
-        name = save_model(tmp_path, family)
-        model = load_model(name, dtype="float32", device="cpu")
+        model = tiny_model(family)
         shallow_config = make_config(family)
         text_config: Any = shallow_config.get_text_config()
         text_config.num_hidden_layers = num_layers = text_config.num_hidden_layers - 1
         if getattr(text_config, "layer_types", None):
             text_config.layer_types = text_config.layer_types[:-1]
-        whole: Any = load_reference(name)
+        whole: Any = reference(model)
         shallow = type(whole)(shallow_config).eval()
         shallow.load_state_dict(whole.state_dict(), strict=False)
         prompt = make_prompt(3, 15)

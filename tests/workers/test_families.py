@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.tiny_configs import SERVED, VOCAB_SIZE
-from tests.tiny_models import load_reference
 from tests.workers.decoding import CACHE, generate, make_prompt
 from workers.model import Model
 from workers.target import Target
@@ -17,17 +17,22 @@ NUM_TOKENS = 40
 
 @pytest.mark.parametrize("family", sorted(SERVED))
 def test_text_is_that_of_generate_with_any_drafts(
-    family: str, tiny_model: Callable[..., Model]
+    family: str,
+    tiny_model: Callable[..., Model],
+    reference: Callable[[Model], PreTrainedModel],
 ) -> None:
     model, prompt, rng = tiny_model(family), make_prompt(3, 21), random.Random(0)
-    reference = load_reference(model.name)
-    expected = reference.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        eos_token_id=None,
-    )[0, len(prompt) :].tolist()
+    expected = (
+        reference(model)
+        .generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )[0, len(prompt) :]
+        .tolist()
+    )
     text = [*prompt, *expected]
 
     def drafts(_: str, tokens: list[int]) -> list[int]:

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from tests.tiny_configs import SERVED, VOCAB_SIZE, WRAPPED
-from tests.tiny_models import UNSUPPORTED, load_reference, make_config, save_model
+from tests.tiny_models import UNSUPPORTED, make_config, save_model
 from workers.cpu.kernel import CpuKernel
 from workers.cpu.packed_linear import has_streams
 from workers.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
@@ -104,16 +108,20 @@ def test_logits_are_the_same_in_any_batch(
 @pytest.mark.parametrize("family", sorted(SERVED))
 @pytest.mark.parametrize("path", ["kernel", "gather"])
 def test_paged_forward_equals_the_models_own(
-    path: str, family: str, tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+    path: str,
+    family: str,
+    tiny_model: Callable[..., Model],
+    reference: Callable[[Model], PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if path == "gather":
         monkeypatch.setattr(CpuKernel, "find", lambda *_, **__: None)
     model = tiny_model(family)
     sequences = random_sequences()
-    reference = load_reference(model.name)
+    own = reference(model)
     for sequence, paged in zip(sequences, paged_logits(model, sequences), strict=True):
         with torch.no_grad():
-            expected = reference(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
+            expected = own(input_ids=torch.tensor([sequence]), use_cache=False).logits[0]
         assert expected.std() > 0.01
         # a recurrence in chunks and token by token is not the same sum
         tolerance = 1e-4 if model.state_specs else 1e-5
@@ -122,11 +130,13 @@ def test_paged_forward_equals_the_models_own(
 
 @pytest.mark.parametrize("family", WRAPPED)
 def test_what_a_wrapper_has_for_pictures_takes_no_memory(
-    family: str, tiny_model: Callable[..., Model]
+    family: str,
+    tiny_model: Callable[..., Model],
+    reference: Callable[[Model], PreTrainedModel],
 ) -> None:
     """Its tower, and what makes embeddings of what the tower gives."""
     model = tiny_model(family)
-    whole = load_reference(model.name)
+    whole = reference(model)
     needed = {*whole.get_decoder().parameters(), *whole.get_output_embeddings().parameters()}
     assert model.num_weight_bytes == sum(weight.nbytes for weight in needed)
     assert not [name for name, _ in model.module.named_modules() if "vision" in name]

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.tiny_configs import VOCAB_SIZE
-from tests.tiny_models import load_reference, save_model, save_tokenizer
+from tests.tiny_models import save_model, save_tokenizer
 from tests.workers.decoding import (
     CACHE,
     GREEDY,
@@ -33,18 +34,25 @@ from workers.verification import CoupledRule, JudgedRun, Verdict
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
-def test_greedy_equals_transformers_generate(family: str, tiny_model: Callable[..., Model]) -> None:
+def test_greedy_equals_transformers_generate(
+    family: str,
+    tiny_model: Callable[..., Model],
+    reference: Callable[[Model], PreTrainedModel],
+) -> None:
     model = tiny_model(family)
-    reference = load_reference(model.name)
     for seed in range(4):
         prompt = make_prompt(seed, 5 + 9 * seed)
-        expected = reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=40,
-            do_sample=False,
-            eos_token_id=None,
-        )[0, len(prompt) :].tolist()
+        expected = (
+            reference(model)
+            .generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=40,
+                do_sample=False,
+                eos_token_id=None,
+            )[0, len(prompt) :]
+            .tolist()
+        )
         assert generate(Target(model, CACHE), prompt, 40) == expected
         drafts = knowing_drafts(expected, len(prompt), 4, wrong_every=5)
         assert generate(Target(model, CACHE), prompt, 40, drafts=drafts) == expected

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tests.tiny_configs import VOCAB_SIZE
-from tests.tiny_models import load_reference
 from tests.workers.decoding import CACHE, GREEDY, Drafts, generate, make_prompt
 from workers.drafters.model import ModelDrafter
 from workers.errors import ConfigError
@@ -64,11 +64,12 @@ def half_wrong(drafter: ModelDrafter) -> Drafts:
 
 @pytest.mark.parametrize("family", EDGES)
 def test_texts_across_the_edge_are_those_of_transformers(
-    family: str, tiny_model: Callable[..., Model]
+    family: str,
+    tiny_model: Callable[..., Model],
+    reference: Callable[[Model], PreTrainedModel],
 ) -> None:
     """Prompts share their beginning, which the second finds in the cache of prefixes."""
     model = tiny_model(family, **{EDGES[family]: WINDOW})
-    reference = load_reference(model.name)
     with_drafts = Target(model, CACHE)
     drafts = half_wrong(ModelDrafter(model, CACHE))
     shared = make_prompt(1, NUM_SHARED)
@@ -76,7 +77,7 @@ def test_texts_across_the_edge_are_those_of_transformers(
         prompt = (shared + make_prompt(length, length))[:length]
         plain = generate(Target(model, CACHE), prompt, NUM_TOKENS)
         with torch.inference_mode():
-            logits = reference(torch.tensor([prompt + plain]), use_cache=False).logits[0]
+            logits = reference(model)(torch.tensor([prompt + plain]), use_cache=False).logits[0]
         assert plain == logits[length - 1 : -1].argmax(-1).tolist()
         name = f"{family}-{length}"
         assert generate(with_drafts, prompt, NUM_TOKENS, drafts=drafts, seq_id=name) == plain

@@ -4,17 +4,19 @@ Elsewhere they counted a token per step (the better the draft, the weaker the pe
 drafts too, or accepted ones twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from cluster import bundled
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import Models, model_drafts, run_all, running_loop
 from workers.model import load_model
 from workers.types import SamplingParams
+
+Reference = Callable[[Sequence[int], dict[str, float]], list[int]]
 
 PROMPT = "a = 1\n" * 20
 """It goes on with itself, so that drafts are accepted and penalties change it."""
@@ -66,28 +68,41 @@ async def texts(
     return dict(zip(SETTINGS, (s.token_ids for s in streams), strict=True)), num_accepted
 
 
-def reference(prompt: Sequence[int], penalties: dict[str, float]) -> list[int]:
+@pytest.fixture(scope="module")
+def reference() -> Reference:
     """Greedy tokens by the definition, from the logits of transformers' own forward."""
     model = AutoModelForCausalLM.from_pretrained(
         bundled.resolve(bundled.TARGET_NAME), dtype=torch.float32
     )
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + NUM_REFERENCE_TOKENS:
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens])).logits[0, -1]
-        for token in set(tokens):
-            factor = penalties.get("repetition_penalty", 1.0)
-            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
-        output = tokens[len(prompt) :]
-        for token in set(output):
-            logits[token] -= penalties.get("presence_penalty", 0.0)
-            logits[token] -= penalties.get("frequency_penalty", 0.0) * output.count(token)
-        tokens.append(int(logits.argmax()))
-    return tokens[len(prompt) :]
+
+    def write(prompt: Sequence[int], penalties: dict[str, float]) -> list[int]:
+        tokens, newest, cache = list(prompt), list(prompt), DynamicCache()
+        while len(tokens) < len(prompt) + NUM_REFERENCE_TOKENS:
+            with torch.no_grad():
+                logits = model(torch.tensor([newest]), past_key_values=cache).logits[0, -1]
+            newest = [penalised(logits, tokens, len(prompt), penalties)]
+            tokens += newest
+        return tokens[len(prompt) :]
+
+    return write
+
+
+def penalised(
+    logits: torch.Tensor, tokens: Sequence[int], prompt_len: int, penalties: dict[str, float]
+) -> int:
+    """The likeliest token behind these."""
+    for token in set(tokens):
+        factor = penalties.get("repetition_penalty", 1.0)
+        logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+    output = tokens[prompt_len:]
+    for token in set(output):
+        logits[token] -= penalties.get("presence_penalty", 0.0)
+        logits[token] -= penalties.get("frequency_penalty", 0.0) * output.count(token)
+    return int(logits.argmax())
 
 
 async def test_drafts_change_nothing_of_what_penalties_do(
-    pair: Models, prompt: tuple[int, ...]
+    pair: Models, prompt: tuple[int, ...], reference: Reference
 ) -> None:
     plain, _ = await texts(pair, prompt, gamma=0)
     drafted, num_accepted = await texts(pair, prompt, gamma=8)

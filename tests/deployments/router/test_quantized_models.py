@@ -49,11 +49,11 @@ def pair(folder: str) -> Models:
 async def test_texts_are_those_of_plain_decoding(rule: Rule, pair: Models) -> None:
     """Drawn ones too, under the rule that promises it."""
     sampling = SAMPLED if rule == "coupled" else GREEDY
-    params = [make_params(seed, sampling=sampling, verification=rule) for seed in range(12)]
+    params = [make_params(seed, sampling=sampling, verification=rule) for seed in range(6)]
     async with running_loop(pair, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(pair, drafts=model_drafts(pair)) as (loop, _, observer):
-        drafted = await run_all(loop, params, concurrency=12)
+        drafted = await run_all(loop, params, concurrency=6)
     assert [stream.token_ids for stream in drafted] == [stream.token_ids for stream in plain]
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     assert sum(outcome.num_accepted for outcome in outcomes) > 0
@@ -65,11 +65,11 @@ async def test_a_quantized_target_drafts_by_its_first_layers(
 ) -> None:
     target = load_model(folder, dtype="float32", device="cpu", quantization=how)
     models = Models(target=target, draft=target)
-    params = [make_params(seed) for seed in range(12)]
+    params = [make_params(seed) for seed in range(6)]
     async with running_loop(models, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(models, drafter="early_exit") as (loop, _, observer):
-        drafted = await run_all(loop, params, concurrency=12)
+        drafted = await run_all(loop, params, concurrency=6)
     assert [stream.token_ids for stream in drafted] == [stream.token_ids for stream in plain]
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     assert sum(outcome.num_tested for outcome in outcomes) > 0
@@ -87,11 +87,11 @@ async def test_a_quantized_draft_may_have_another_tokenizer(
     )
     vocabulary = compare_vocabularies(target, draft, method)
     drafts = LocalWorkers(lambda: make_drafter(models.draft, vocabulary, CACHE, target=target))
-    params = [make_params(seed) for seed in range(12)]
+    params = [make_params(seed) for seed in range(6)]
     async with running_loop(models, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(models, drafts=drafts) as (loop, _, observer):
-        drafted = await run_all(loop, params, concurrency=12)
+        drafted = await run_all(loop, params, concurrency=6)
     assert [stream.token_ids for stream in drafted] == [stream.token_ids for stream in plain]
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     assert sum(outcome.num_tested for outcome in outcomes) > 0

@@ -1,5 +1,7 @@
 """Text that is copied from the prompt, with the bundled pair."""
 
+import asyncio
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -7,6 +9,7 @@ from cluster import bundled
 from deployments.router.policy.gamma import FixedGamma
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import Models, model_drafts, run_all, running_loop
+from tests.fakes import RecordingObserver
 from workers.model import load_model
 from workers.paged_model import CacheOptions
 from workers.types import SamplingParams
@@ -35,11 +38,12 @@ def pair() -> Models:
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.2])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "prompt_lookup,model"])
-async def test_copied_text_is_drafted_by_lookup(
-    drafter: str, temperature: float, pair: Models
-) -> None:
+Written = tuple[list[int], RecordingObserver]
+
+
+async def write(
+    pair: Models, *, temperature: float, gamma: int, drafter: str = "prompt_lookup"
+) -> Written:
     """Code stands in the prompt three times, and the bundled target goes on to repeat itself."""
     tokenizer = AutoTokenizer.from_pretrained(bundled.resolve(bundled.TARGET_NAME))
     params = GenerationParams(
@@ -49,23 +53,38 @@ async def test_copied_text_is_drafted_by_lookup(
         seed=5,
         ignore_eos=True,
     )
-    texts, num_rounds = [], []
-    for gamma in (0, 16):
-        async with running_loop(
-            pair,
-            gamma=gamma,
-            drafts=model_drafts(pair),
-            drafter=drafter,
-            cache=CacheOptions(max_num_seqs=4, max_model_len=1024),
-            max_gamma=16,
-        ) as (loop, _, observer):
-            (stream,) = await run_all(loop, [params], concurrency=1)
-            loop.use_gamma(FixedGamma(0))  # what is left to be recorded is
-        texts.append(stream.token_ids)
-        num_rounds.append(len(observer.records))
-    assert texts[0] == texts[1]
-    assert num_rounds[0] == NUM_COPIED
-    assert num_rounds[1] < NUM_COPIED / 3
+    async with running_loop(
+        pair,
+        gamma=gamma,
+        drafts=model_drafts(pair),
+        drafter=drafter,
+        cache=CacheOptions(max_num_seqs=4, max_model_len=1024),
+        max_gamma=16,
+    ) as (loop, _, observer):
+        (stream,) = await run_all(loop, [params], concurrency=1)
+        loop.use_gamma(FixedGamma(0))  # what is left to be recorded is
+    return stream.token_ids, observer
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Models) -> dict[float, Written]:
+    """By temperature, without drafts."""
+    return {
+        temperature: asyncio.run(write(pair, temperature=temperature, gamma=0))
+        for temperature in (0.0, 0.2)
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2])
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "prompt_lookup,model"])
+async def test_copied_text_is_drafted_by_lookup(
+    drafter: str, temperature: float, pair: Models, plain: dict[float, Written]
+) -> None:
+    expected, in_single_tokens = plain[temperature]
+    text, observer = await write(pair, temperature=temperature, gamma=16, drafter=drafter)
+    assert text == expected
+    assert len(in_single_tokens.records) == NUM_COPIED
+    assert len(observer.records) < NUM_COPIED / 3
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     by_lookup = [outcome for outcome in outcomes if outcome.source == "prompt_lookup"]
     num_accepted = sum(outcome.num_accepted for outcome in by_lookup)
