@@ -40,14 +40,22 @@ rank would add the bias of an expert's output."""
 
 
 def add_plan(config: "PreTrainedConfig") -> None:
-    """Give a configuration our plan, if transformers has none for it."""
+    """Give a configuration our plan, if transformers has none for it and the plan's ways to cut."""
     text_config: Any = config.get_text_config()  # on classes, plans are class variables
     if not text_config.base_model_tp_plan and text_config.model_type in PLANS:
-        if text_config.model_type == "gpt2":
-            from workers import conv1d_sharing  # needs torch, and plans have to be without
-
-            conv1d_sharing.register()
+        if text_config.model_type == "gpt2" and not _can_cut_conv1d():
+            return
         text_config.base_model_tp_plan = dict(PLANS[text_config.model_type])
+
+
+def _can_cut_conv1d() -> bool:
+    """Make our ways to cut gpt2's layers known to transformers; whether this one can have them."""
+    try:
+        from workers import conv1d_sharing  # needs torch, and plans have to be without
+    except ImportError:  # transformers 5.17, for one, shares layers by other classes
+        return False
+    conv1d_sharing.register()
+    return True
 
 
 def has_whole_experts(config: "PreTrainedConfig") -> bool:

@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from cluster import bundled
 from cluster.placement import check_tensor_parallel
-from workers.conv1d_sharing import narrow
 from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.errors import UnsupportedModelError, first_line
 from workers.loading import build_without_weights
@@ -197,6 +196,8 @@ def _cut_to_rank(name: str, module: PreTrainedModel, tp_size: int) -> None:
             setattr(owner, parameter_name, cut[id(whole)])
         module_style = _style(plan, module_name)
         if module_style in NARROWED_STYLES:
+            from workers.conv1d_sharing import narrow  # older transformers lack what it is made of
+
             narrow(owner, tp_size)
         _add_hooks(owner, module_style)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+import workers
 from cluster.placement import (
     LEAST_CPUS,
     Group,
@@ -191,6 +192,18 @@ def test_sizes_that_a_model_allows(
         else:
             with pytest.raises(ConfigError):
                 check_tensor_parallel("m", config, tp_size)
+
+
+def test_gpt2_is_not_shared_where_transformers_lacks_what_that_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(workers, "conv1d_sharing", raising=False)
+    monkeypatch.setitem(sys.modules, "workers.conv1d_sharing", None)
+    config = make_config("gpt2")
+    add_plan(config)
+    assert tensor_parallel_sizes(config) == [1]
+    with pytest.raises(UnsupportedModelError, match="no tensor-parallel plan"):
+        check_tensor_parallel("m", config, 2)
 
 
 @pytest.mark.parametrize(
