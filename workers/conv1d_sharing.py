@@ -21,7 +21,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 NUM_PARTS = 3
-"""Queries, keys and values."""
+"""The parts of what `c_attn` puts out: queries, keys and values."""
 
 
 class ByOutputs(LocalParamsParallel):

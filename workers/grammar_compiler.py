@@ -86,7 +86,7 @@ class GrammarCompiler:
         return future
 
     def has_begun(self, grammar: Grammar) -> bool:
-        """Whether it is compiled, or being compiled."""
+        """Whether a grammar is compiled, or being compiled."""
         with self._lock:
             return grammar in self._compiled
 

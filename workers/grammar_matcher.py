@@ -95,8 +95,11 @@ class OutputMatcher:
         The library has its tokenizer cut what is forced, which takes names in a text for the tokens
         themselves, and then refuses those as what they are: no text.
         """
-        bits = int.from_bytes(mask, "little")
-        if bits.bit_count() != 1 or not self._vocabulary.is_special_token(bits.bit_length() - 1):
+        used = mask.rstrip(b"\0")
+        if not used or used[-1].bit_count() != 1 or used.count(0) != len(used) - 1:
+            return mask  # it leaves a choice
+        token = 8 * (len(used) - 1) + used[-1].bit_length() - 1
+        if not self._vocabulary.is_special_token(token):
             return mask
         forced = self.forced()
         return (1 << forced[0]).to_bytes(len(mask), "little") if forced else mask

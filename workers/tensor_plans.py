@@ -49,7 +49,8 @@ def add_plan(config: "PreTrainedConfig") -> None:
 
 
 def _can_cut_conv1d() -> bool:
-    """Make our ways to cut gpt2's layers known to transformers; whether this one can have them."""
+    """Make our ways to cut gpt2's layers known to transformers; returns whether this
+    version can have them."""
     try:
         from workers import conv1d_sharing  # needs torch, and plans have to be without
     except ImportError:  # transformers 5.17, for one, shares layers by other classes

@@ -27,9 +27,9 @@ class Unserved:
     """A field that is not served."""
 
     off: tuple[Any, ...] = ()
-    """Its values that ask for nothing."""
+    """The field's values that ask for nothing."""
     instead: str = ""
-    """What there is in its place: a field, or a few words. Empty for nothing."""
+    """What to use in its place: a field, or a few words. Empty where there is nothing."""
 
     def asks_for_nothing(self, value: Any) -> bool:
         return value is None or any(off is ANYTHING or _is_same(value, off) for off in self.off)
@@ -225,9 +225,10 @@ MESSAGE: UnservedFields = {
     "prefix": Unserved(off=(False,), instead="continue_final_message of the request"),
     "refusal": Unserved(off=("",)),
 }
-"""Of messages; answers of other servers have some, which clients send back."""
+"""Fields of a chat's messages. Other servers' answers have some of them, and clients send those
+back."""
 TOOL_CALL: UnservedFields = {"index": IGNORED}
-"""Of calls of tools; deltas of streams have it, which clients send back."""
+"""Fields of a message's tool calls. A stream's deltas have them, and clients send those back."""
 STREAM_OPTIONS: UnservedFields = {"include_obfuscation": Unserved(off=(False,))}
 
 

@@ -281,9 +281,11 @@ class GenerationService:
         raise ModelNameError(f"model is {name!r}; the model served here is {known}", field="model")
 
     def _check_drafter(self, request: GenerationRequest) -> None:
+        if request.drafter is None:
+            return
         # what a grammar forces is drafted where there is one, and nothing else is by that drafter
         drafters = [name for name in self._runtime.loop.drafters if name != forced.SOURCE]
-        if request.drafter is not None and request.drafter not in drafters:
+        if request.drafter not in drafters:
             raise InvalidRequestError(
                 f"speculation.mode is {request.drafter!r}; the drafters of this app are: "
                 f"{', '.join(map(repr, drafters))}; use one of them, 'auto' or 'off'",

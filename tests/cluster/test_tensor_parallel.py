@@ -47,7 +47,7 @@ ALONE = {"bamba", "falcon_h1", "gpt_bigcode", "lfm2", "mpt", "opt"}
 
 Texts = dict[str, list[list[int]]]
 Sources = dict[str, set[str]]
-"""Who drafted for each."""
+"""By model, the names of the drafters whose drafts were verified."""
 
 
 def early_exit_layer_of(name: str) -> int | None:

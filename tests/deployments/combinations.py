@@ -25,7 +25,7 @@ FREQUENT = "eatoinshrdlu"
 PREDICTION = "the cat and the dog and the cat and a b"
 STOP_TOKENS = list(range(3, 97, 8))
 LIKELY_END = {"logit_bias": {str(END_TOKEN): 2.0}}
-"""Of random models few texts end by themselves."""
+"""A bias by which texts end by themselves, as few texts of random models do."""
 ALL_SAMPLING = {
     "top_p": 0.9,
     "top_k": 30,

@@ -49,7 +49,7 @@ class TestSpeculation:
     async def test_whoever_asks_for_another_drafter_is_told_which_there_are(
         self, client: httpx.AsyncClient
     ) -> None:
-        """Those that a request can ask for: what grammars force is drafted without being asked."""
+        """The message names the drafters that a request can ask for, so not the one of grammars."""
 
         async def ask(mode: str) -> httpx.Response:
             prediction = {"type": "content", "content": "abc"}

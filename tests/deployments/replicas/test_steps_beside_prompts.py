@@ -1,4 +1,4 @@
-"""Who waits for whom when a long prompt comes beside running sequences."""
+"""Which calls wait for a step when a long prompt comes beside running sequences."""
 
 import asyncio
 from collections.abc import Callable

@@ -34,7 +34,7 @@ class TestExactness:
         all_params: list[GenerationParams],
         plain: list[list[int]],
     ) -> None:
-        """Of those that are alone, every third."""
+        """Every third text is written alone, to save time; beside others, all are."""
         gamma, overlap = gamma_and_overlap
         some = slice(None, None, 3 if concurrency == 1 else 1)
         drafts = DRAFTERS[drafter](models)

@@ -122,7 +122,7 @@ class TestBesidePrompts:
     def test_first_tokens_come_not_much_later_than_without_drafts(
         self, prompt_len: int, machine: Machine
     ) -> None:
-        """Of 32 streams that begin together, and ask again and again."""
+        """The load is 32 streams that begin together, and ask again and again."""
         load = Load(num_streams=32, num_requests=64, prompt_len=prompt_len)
         plain = load.serve(FixedGamma(0), machine)
         dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
