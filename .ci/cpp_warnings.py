@@ -1,4 +1,4 @@
-"""Fails where a C++ compiler doubts the operators' sources; all is well where there is none."""
+"""A check that fails where a C++ compiler warns of the operators' sources; it passes where there is none."""
 
 import shutil
 import sys
