@@ -1,4 +1,4 @@
-"""A check that fails where a C++ compiler warns of the operators' sources; it passes where there is none."""
+"""A check that fails where a C++ compiler warns of our sources; it passes where there is none."""
 
 import shutil
 import sys
