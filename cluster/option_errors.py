@@ -1,6 +1,7 @@
 """What is wrong with options, in one sentence: pydantic's errors in the words of a user."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_VALUE_LENGTH = 80
@@ -17,6 +18,20 @@ _WORDS = {
     "bool_type": "true or false",
     "string_type": "a text",
 }
+
+
+def refuse_unknown(given: Iterable[object], known: Iterable[str], *, what: str) -> None:
+    """Raise ValueError for a name that is not known, with the nearest one, or with all.
+
+    Args:
+        what: the names are of, in one word.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the {what}s are {', '.join(names)}"
+            raise ValueError(f"there is no {what} {str(name)!r}; {hint}")
 
 
 def option_sentence(errors: Sequence[Any]) -> str:
@@ -57,7 +72,9 @@ def _wanted(error: Any) -> str:
         case "greater_than":
             return f"above {limits['gt']:g}"
         case "less_than_equal":
-            return f"at most {limits['le']}"
+            return f"at most {limits['le']:g}"
+        case "multiple_of":
+            return f"a multiple of {limits['multiple_of']:g}"
         case "literal_error" | "enum":
             return str(limits["expected"])
         case "string_too_short":

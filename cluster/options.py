@@ -4,7 +4,6 @@ The model stands below the deployments, since `tandem plan` reads the same optio
 is `deployments.AppArgs`.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,8 @@ from pydantic import (
 
 from cluster import bundled
 from cluster.drafters import read_drafters
-from cluster.option_errors import option_sentence
+from cluster.gpu_shares import check_gpu_share
+from cluster.option_errors import option_sentence, refuse_unknown
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
 from workers.model_source import ModelSource
@@ -29,6 +29,7 @@ from workers.types import HeterogeneousVocab, Rule
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+OF_DRAFT_MODEL = ("draft_revision", "draft_quantization", "draft_gpu_share", "heterogeneous_vocab")
 
 
 class AppArgs(BaseModel):
@@ -101,6 +102,10 @@ class AppArgs(BaseModel):
     does not follow."""
     device: str = Field(default="auto", pattern=DEVICES)
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
+    draft_gpu_share: float = Field(default=1, gt=0, le=1, multiple_of=0.0001)
+    """Part of a GPU that each draft replica takes, and of its memory. At 1 it has a card of its
+    own; below 1 each rank of a target takes the rest of a card (1 - share), so that both fit on
+    one."""
     compile: Literal["auto", "wait", "off"] = "auto"
     """Whether the models' forwards are compiled on a CPU, once per machine. `auto`: in the
     background, while the models' own code serves; in bfloat16, a text written before the change,
@@ -193,9 +198,7 @@ class AppArgs(BaseModel):
     @classmethod
     def _suggest_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            for name in values:
-                if name not in cls.model_fields:
-                    raise ValueError(_unknown_option(str(name), list(cls.model_fields)))
+            refuse_unknown(values, cls.model_fields, what="option")
         return values
 
     @field_validator("compile", "overlap", "prefix_caching", "request_log", mode="before")
@@ -264,8 +267,8 @@ class AppArgs(BaseModel):
 
     def _check_models(self) -> None:
         if self.draft_model is None:
-            for name in ("draft_revision", "draft_quantization", "heterogeneous_vocab"):
-                if (value := getattr(self, name)) not in (None, "none", "auto"):
+            for name in OF_DRAFT_MODEL:
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
                     raise ValueError(
                         f"{name}={value} is given, but drafter={self.drafter} has no draft model; "
                         "drop one of them"
@@ -282,6 +285,7 @@ class AppArgs(BaseModel):
                 f"{self.tensor_parallel_size}; use tensor_parallel_size=1, or a checkpoint that is "
                 "quantized already"
             )
+        check_gpu_share(self.draft_gpu_share, device=self.device, tp_size=self.tensor_parallel_size)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -342,9 +346,3 @@ def parse_options(values: Mapping[str, Any]) -> AppArgs:
         return AppArgs.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(option_sentence(error.errors())) from None
-
-
-def _unknown_option(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(sorted(known))}"
-    return f"there is no option {name!r}; {hint}"

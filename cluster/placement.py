@@ -28,6 +28,8 @@ EXPERTS = ("num_local_experts",)
 MAX_TP_SIZE = 64
 # Ray places no bundle that asks for nothing.
 LEAST_CPUS = 0.001
+# Ray counts a GPU in as many parts. Sums of whole numbers are exact, those of 0.1 are not.
+GPU_PARTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,14 @@ class RankResources:
         wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
+    @property
+    def gpu_parts(self) -> int:
+        return round(self.num_gpus * GPU_PARTS)
+
+    def gpu_memory_bytes(self, node: Node) -> int:
+        """What a rank may take of a GPU's memory."""
+        return int(node.gpu_memory_bytes * self.num_gpus)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBundles:
@@ -64,13 +74,13 @@ class GroupBundles:
         }
 
 
-def rank_resources(device: str, nodes: Sequence[Node]) -> RankResources:
-    """A GPU for each rank where the option `device` means GPUs on these nodes.
+def rank_resources(device: str, nodes: Sequence[Node], gpu_share: float) -> RankResources:
+    """So much of a GPU for each rank where the option `device` means GPUs on these nodes.
 
     Ray's count of cores is no limit: the number of threads is an option of its own, and a laptop
     must hold all replicas.
     """
-    return RankResources(num_cpus=LEAST_CPUS, num_gpus=1 if uses_gpus(device, nodes) else 0)
+    return RankResources(num_cpus=LEAST_CPUS, num_gpus=gpu_share if uses_gpus(device, nodes) else 0)
 
 
 def group_bundles(*, tp_size: int, resources: RankResources, nodes: Sequence[Node]) -> GroupBundles:
@@ -106,7 +116,7 @@ class Group:
     num_ranks: int
     resources: RankResources
     rank_bytes: int = 0
-    """The least memory a rank can do with: of its GPU, or of its node if it has none."""
+    """The least memory a rank can do with: of its part of a GPU, or of its node if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +151,8 @@ class _Room:
 
     node: Node
     num_cpus: float
-    num_gpus: float
+    cards: list[int]
+    """The parts that are left of each GPU: Ray gives a rank those of one, never of two."""
     memory_bytes: int
     num_taken: int = 0
     """Ranks that were placed here."""
@@ -151,7 +162,7 @@ class _Room:
         return cls(
             node=node,
             num_cpus=node.num_cpus,
-            num_gpus=node.num_gpus,
+            cards=[GPU_PARTS] * int(node.num_gpus),
             memory_bytes=node.memory_bytes,
         )
 
@@ -161,8 +172,8 @@ class _Room:
         if resources.num_cpus:
             limits.append(self.num_cpus // resources.num_cpus)
         if resources.num_gpus:
-            limits.append(self.num_gpus // resources.num_gpus)
-            if rank_bytes > self.node.gpu_memory_bytes:
+            limits.append(sum(left // resources.gpu_parts for left in self.cards))
+            if rank_bytes > resources.gpu_memory_bytes(self.node):
                 return 0
         elif rank_bytes:
             limits.append(self.memory_bytes // rank_bytes)
@@ -170,14 +181,16 @@ class _Room:
 
     def to_spare(self, resources: RankResources) -> float:
         """GPUs, or the cores that no rank has to itself."""
-        return self.num_gpus if resources.num_gpus else self.node.num_cpus - self.num_taken
+        return sum(self.cards) if resources.num_gpus else self.node.num_cpus - self.num_taken
 
     def take(self, group: Group) -> None:
-        """One rank of the group."""
+        """One rank of the group: on the fullest GPU that has room for it, as Ray does it."""
         self.num_taken += 1
         self.num_cpus -= group.resources.num_cpus
-        self.num_gpus -= group.resources.num_gpus
-        if not group.resources.num_gpus:
+        if parts := group.resources.gpu_parts:
+            fullest = min(left for left in self.cards if left >= parts)
+            self.cards[self.cards.index(fullest)] -= parts
+        else:
             self.memory_bytes -= group.rank_bytes
 
 

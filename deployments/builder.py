@@ -5,6 +5,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from cluster.gpu_shares import target_gpu_share
 from cluster.placement import RankResources, group_bundles, rank_resources
 from cluster.topology import Node
 from deployments.api.grpc_address import HostedGrpcOptions
@@ -70,17 +71,18 @@ def build(args: AppArgs) -> serve.Application:
     router: Any = Router
     hub_token = HubToken.find()
     nodes = _nodes()
-    of_rank = rank_resources(args.device, nodes)
-    resources = {"num_cpus": 0, "num_gpus": of_rank.num_gpus}
+    of_rank = rank_resources(args.device, nodes, target_gpu_share(args.draft_gpu_share))
     target = target_group.options(
-        ray_actor_options=resources,
+        ray_actor_options={"num_cpus": 0, "num_gpus": of_rank.num_gpus},
         **scaling_options(args.num_target_groups),
         **_bundle_options(args.tensor_parallel_size, of_rank, nodes),
     ).bind(args, hub_token)
     draft = None
     if args.draft_model is not None:
+        of_draft = rank_resources(args.device, nodes, args.draft_gpu_share)
         draft = draft_pool.options(
-            ray_actor_options=resources, **scaling_options(args.num_draft_replicas)
+            ray_actor_options={"num_cpus": 0, "num_gpus": of_draft.num_gpus},
+            **scaling_options(args.num_draft_replicas),
         ).bind(args, hub_token)
     application: serve.Application = router.options(
         ray_actor_options={"num_cpus": 0},

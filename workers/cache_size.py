@@ -1,10 +1,13 @@
-"""How the memory of a cache is shared between blocks of keys and values and recurrent states."""
+"""How much memory a cache may take, and how blocks and recurrent states share it."""
 
 from dataclasses import dataclass
 
 from workers.state_slots import num_slots
 
 GIB = 1024**3
+# What a worker takes beside weights and cache: of main memory for Python, torch and Ray (0.42 GiB
+# were measured without Ray), of a GPU about as much for CUDA's context.
+PROCESS_BYTES = GIB // 2
 MAX_STATE_SHARE = 0.5
 """The share that recurrent states may take. They take less if else no sequence had its blocks."""
 
@@ -53,3 +56,8 @@ def share_cache(cache_bytes: int, needs: CacheNeeds) -> CacheShares:
     left = max(0, cache_bytes - needs.states_bytes(num_states))
     max_blocks = needs.blocks_per_sequence * needs.max_num_seqs
     return CacheShares(num_blocks=min(left // needs.block_bytes, max_blocks), num_states=num_states)
+
+
+def share_of_gpu(total_bytes: int, share: float) -> int:
+    """What weights and cache may take of a GPU of which a process has this share."""
+    return int(total_bytes * share) - PROCESS_BYTES

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workers.cache_size import GIB, CacheNeeds, CacheShares, share_cache
 from workers.cpu import compiled_step
-from workers.cuda import graphed_step
+from workers.cuda import gpu_memory, graphed_step
 from workers.cuda.graphed_step import CacheShape
 from workers.errors import ConfigError
 from workers.first_layers import first_layers
@@ -26,7 +26,7 @@ from workers.types import WorkerInfo
 
 logger = logging.getLogger(__name__)
 
-# Several workers and the operating system share main memory; a GPU belongs to one worker.
+# Several workers and the operating system share main memory; a GPU, or a part, has one worker.
 FREE_MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.9}
 
 Forward = Callable[[StepInputs], Tensor]
@@ -45,6 +45,8 @@ class CacheOptions:
     """The GiB of keys and values; by default a fraction of what is free beside the loaded model."""
     prefix_caching: bool = True
     """Whether sequences that begin alike share cache blocks; never with recurrent layers."""
+    gpu_share: float = 1
+    """The part of a GPU's memory for this process; other ones have the rest."""
 
 
 class Ranks(Protocol):
@@ -85,6 +87,8 @@ class PagedModel:
             early_exit_layer: how many of the first layers can be run alone, if any can.
         """
         self.max_model_len, shares = _size_cache(model, options)
+        if model.device.type == "cuda":
+            gpu_memory.keep_to_share(model.device, options.gpu_share)
         self.num_blocks, self.num_states = shares.num_blocks, shares.num_states
         if ranks is not None:
             self.max_model_len = ranks.least(self.max_model_len)
@@ -267,10 +271,13 @@ def _size_cache(model: Model, options: CacheOptions) -> tuple[int, CacheShares]:
     if shares.num_blocks < needs.blocks_per_sequence:
         fitting_len = shares.num_blocks * options.block_size
         if options.max_model_len is not None or fitting_len == 0:
+            larger = "raise kv_cache_gib"
+            if options.gpu_share < 1 and options.kv_cache_gib is None:
+                larger = f"give it more of a GPU than {options.gpu_share:g} (draft_gpu_share)"
             raise ConfigError(
                 f"a KV cache of {cache_bytes / GIB:.3g} GiB holds {fitting_len} tokens of "
-                f"{model.name!r}, less than one sequence of max_model_len={max_model_len}; raise "
-                "kv_cache_gib or lower max_model_len"
+                f"{model.name!r}, less than one sequence of max_model_len={max_model_len}; "
+                f"{larger} or lower max_model_len"
             )
         logger.warning("the KV cache limits max_model_len to %d of %d", fitting_len, max_model_len)
         max_model_len = fitting_len
@@ -298,7 +305,7 @@ def _cache_bytes(device: torch.device, options: CacheOptions) -> float:
     if options.kv_cache_gib is not None:
         return options.kv_cache_gib * GIB
     if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
+        free_bytes = gpu_memory.free_bytes(device, options.gpu_share)
     else:
         free_bytes = psutil.virtual_memory().available
     return free_bytes * FREE_MEMORY_FRACTION[device.type]

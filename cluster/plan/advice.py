@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from cluster.placement import Group, group_bundles, place
+from cluster.placement import GPU_PARTS, Group, group_bundles, place
 from cluster.plan.fleet import Fleet, GroupCache, Layout, Role, memory_bytes
 from cluster.plan.remedies import TargetSizes, find_remedies
-from cluster.plan.text import count, listed, size
+from cluster.plan.text import count, listed, part_of_gpu, size
 from cluster.topology import Node
 from workers.cache_size import GIB
 
@@ -43,7 +43,8 @@ def _hosts(role: Role, nodes: Sequence[Node]) -> list[Node]:
 
 def _too_large(role: Role, nodes: Sequence[Node]) -> str:
     host = max(_hosts(role, nodes), key=lambda node: memory_bytes(role, node))
-    where = f"a GPU of {host.kind}" if role.on_gpu else f"a node of {host.kind}"
+    home = part_of_gpu(role.resources.num_gpus) if role.on_gpu else "a node"
+    where = f"{home} of {host.kind}"
     memory = memory_bytes(role, host)
     weights = f"one rank of the {role.name} needs {size(role.size.weight_bytes)} of weights"
     free = memory - role.fixed_bytes
@@ -66,11 +67,12 @@ def _too_large(role: Role, nodes: Sequence[Node]) -> str:
 def _no_room(fleet: Fleet, unplaced: Sequence[Group]) -> str:
     """Too few GPUs, or too far apart, or too little main memory."""
     wanted = listed([_demand(role) for role in fleet.roles])
-    num_wanted = sum(role.num_groups * role.size.tp_size for role in fleet.roles)
+    parts = sum(r.num_groups * r.size.tp_size * r.resources.gpu_parts for r in fleet.roles)
+    num_wanted = parts / GPU_PARTS
     num_gpus = sum(node.num_gpus for node in fleet.nodes)
     if fleet.target.on_gpu and num_gpus < num_wanted:
         nodes = "node has" if len(fleet.nodes) == 1 else "nodes have"
-        return f"the {nodes} {count(num_gpus, 'GPU')} and the plan needs {num_wanted}: {wanted}"
+        return f"the {nodes} {count(num_gpus, 'GPU')} and the plan needs {num_wanted:g}: {wanted}"
     return f"the plan needs {wanted}, and {unplaced[0].name} finds no {_home(fleet, unplaced[0])}"
 
 
@@ -81,14 +83,19 @@ def _home(fleet: Fleet, group: Group) -> str:
         return f"node with {'' if number == 1 else f'{number} times '}{memory} of memory left"
     asked = group_bundles(tp_size=number, resources=group.resources, nodes=fleet.nodes)
     where = " on one node" if number > 1 and asked.strategy == "STRICT_PACK" else ""
-    return f"{count(number, 'GPU')} with {memory} of memory{where}"
+    gpus, part = count(number, "GPU"), group.resources.num_gpus
+    if part < 1:
+        gpus = part_of_gpu(part) if number == 1 else f"{number} times {part_of_gpu(part)}"
+    return f"{gpus} with {memory} of memory{where}"
 
 
 def _demand(role: Role) -> str:
+    part = role.resources.num_gpus
+    each = f" ({part_of_gpu(part)} each)" if role.on_gpu and part < 1 else ""
     if role.name == "draft":
-        return count(role.num_groups, "draft replica")
+        return count(role.num_groups, "draft replica") + each
     ranks = "" if role.size.tp_size == 1 else f" of {count(role.size.tp_size, 'rank')}"
-    return f"{count(role.num_groups, 'target group')}{ranks}"
+    return f"{count(role.num_groups, 'target group')}{ranks}{each}"
 
 
 def _small_caches(layout: Layout) -> list[str]:

@@ -8,14 +8,13 @@ A config file of Serve, with `applications:` in place of `args:`, can hold `node
 passes over what it does not know.
 """
 
-import difflib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cluster.option_errors import refuse_unknown
 from cluster.options import AppArgs
 from cluster.topology import Node
 from workers.cache_size import GIB
@@ -42,7 +41,7 @@ class NodeKind(BaseModel):
     @classmethod
     def _suggest_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            _refuse_unknown(values, cls.model_fields)
+            refuse_unknown(values, cls.model_fields, what="field")
         return values
 
     @model_validator(mode="after")
@@ -80,7 +79,7 @@ class PlanConfig(BaseModel):
             raise ValueError("it must have args: and nodes:, as names with values")
         if "applications" in values:
             values = {"args": _application_args(values), "nodes": values.get("nodes")}
-        _refuse_unknown(values, cls.model_fields)
+        refuse_unknown(values, cls.model_fields, what="field")
         if not values.get("nodes"):
             raise ValueError("it must have nodes: a list of what there is to run on")
         return {**values, "args": values.get("args") or {}}
@@ -124,16 +123,6 @@ def _application_args(values: dict[str, Any]) -> Any:
             f"{len(ours)} of its applications have import_path deployments:app; a plan is for one"
         )
     return ours[0].get("args")
-
-
-def _refuse_unknown(given: Iterable[object], known: Iterable[str]) -> None:
-    """Raises ValueError for a field that the file may not have, with a suggestion."""
-    names = sorted(known)
-    for name in given:
-        if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise ValueError(f"there is no field {name!r}; {hint}")
 
 
 def _said(error: Any) -> str:

@@ -7,12 +7,8 @@ from dataclasses import dataclass, replace
 from cluster.placement import Group, Placement, RankResources, place
 from cluster.plan.model_size import ModelSize
 from cluster.topology import Node
-from workers.cache_size import GIB, CacheNeeds, CacheShares, share_cache
+from workers.cache_size import PROCESS_BYTES, CacheNeeds, CacheShares, share_cache
 from workers.paged_model import FREE_MEMORY_FRACTION
-
-# What a worker takes beside weights and cache: of main memory for Python, torch and Ray (0.42 GiB
-# were measured without Ray), of a GPU about as much for CUDA's context.
-PROCESS_BYTES = GIB // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +96,9 @@ class Role:
         is_held = self.cache_bytes(memory - self.fixed_bytes) >= self.least_cache_bytes
         return is_held and self.least_bytes <= memory
 
+    def with_gpus(self, num_gpus: float) -> "Role":
+        return replace(self, resources=replace(self.resources, num_gpus=num_gpus))
+
     def groups(self) -> Iterator[Group]:
         for index in range(self.num_groups):
             yield Group(
@@ -111,8 +110,8 @@ class Role:
 
 
 def memory_bytes(role: Role, node: Node) -> int:
-    """The memory that a rank lives in: of one GPU, or of the node, which it shares."""
-    return node.gpu_memory_bytes if role.on_gpu else node.memory_bytes
+    """The memory that a rank lives in: its part of a GPU, or the node's, which it shares."""
+    return role.resources.gpu_memory_bytes(node) if role.on_gpu else node.memory_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,13 @@
 """From a plan's config to the plan."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from cluster import bundled
-from cluster.options import AppArgs
+from cluster.gpu_shares import target_gpu_share
+from cluster.options import AppArgs, parse_options
 from cluster.placement import GroupBundles, group_bundles, rank_resources, tensor_parallel_sizes
 from cluster.plan.advice import notes, problems
 from cluster.plan.config import PlanConfig
@@ -42,7 +45,7 @@ def make_plan(config: PlanConfig) -> Plan:
     draft = _draft(args, nodes)
     fleet = Fleet(roles=(target, draft) if draft else (target,), nodes=nodes)
     layout = lay_out(fleet)
-    allowed = tensor_parallel_sizes(load_config(bundled.resolve(args.target_source)))
+    allowed = _tensor_parallel_sizes(args)
     return Plan(
         fleet=fleet,
         layout=layout,
@@ -54,8 +57,26 @@ def make_plan(config: PlanConfig) -> Plan:
     )
 
 
+def _tensor_parallel_sizes(args: AppArgs) -> list[int]:
+    """Those that the target can have, with these options."""
+    sizes = tensor_parallel_sizes(load_config(bundled.resolve(args.target_source)))
+    return [
+        tp_size
+        for tp_size in sizes
+        if _are_options({**dict(args), "tensor_parallel_size": tp_size})
+    ]
+
+
+def _are_options(values: Mapping[str, Any]) -> bool:
+    try:
+        parse_options(values)
+    except ConfigError:
+        return False
+    return True
+
+
 def _target(args: AppArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
-    resources = rank_resources(args.device, nodes)
+    resources = rank_resources(args.device, nodes, target_gpu_share(args.draft_gpu_share))
     size = size_model(
         args.target_source,
         dtype=args.dtype,
@@ -85,7 +106,7 @@ def _target(args: AppArgs, nodes: tuple[Node, ...], tp_size: int) -> Role:
 def _draft(args: AppArgs, nodes: tuple[Node, ...]) -> Role | None:
     if args.draft_source is None:
         return None
-    resources = rank_resources(args.device, nodes)
+    resources = rank_resources(args.device, nodes, args.draft_gpu_share)
     size = size_draft(
         args.draft_source,
         dtype=args.dtype,

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.plan.fleet import Fleet, Role, lay_out, memory_bytes
+from cluster.gpu_shares import target_gpu_share
+from cluster.plan.fleet import Fleet, Role, lay_out
 from cluster.plan.text import count, size
 from cluster.topology import Node
 from workers.cache_size import GIB
@@ -14,6 +15,8 @@ from workers.cache_size import GIB
 LEAST_USEFUL_FRACTION = 1 / 8
 MAX_MEMORY_GIB = 4096
 MAX_REMEDIES = 3
+# A draft model is small; of the parts that hold it the first leaves most to the target.
+GPU_SHARES = (0.1, 0.2, 0.3, 0.4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class TargetSizes:
 def find_remedies(fleet: Fleet, target_sizes: TargetSizes) -> list[Remedy]:
     """The changes that make the fleet fit, the most useful first, at most MAX_REMEDIES."""
     tries: tuple[Callable[[], Remedy | None], ...] = (
+        lambda: _other_gpu_shares(fleet),
         lambda: _larger_groups(fleet, target_sizes),
         lambda: _shorter_sequences(fleet),
         lambda: _other_cache(fleet),
@@ -55,6 +59,19 @@ def find_remedies(fleet: Fleet, target_sizes: TargetSizes) -> list[Remedy]:
         if len(found) == MAX_REMEDIES:
             break
     return found
+
+
+def _other_gpu_shares(fleet: Fleet) -> Remedy | None:
+    """A draft replica and a rank of the target on one GPU, or another part of it for the draft."""
+    if not fleet.target.on_gpu or len(fleet.roles) == 1:
+        return None
+    for share in GPU_SHARES:
+        parts = (target_gpu_share(share), share)
+        roles = zip(fleet.roles, parts, strict=True)
+        if _fits(replace(fleet, roles=tuple(role.with_gpus(part) for role, part in roles))):
+            details = " (a draft replica beside a rank of the target)"
+            return Remedy(change=f"draft_gpu_share={share:g}", details=details)
+    return None
 
 
 def _larger_groups(fleet: Fleet, target_sizes: TargetSizes) -> Remedy | None:
@@ -176,10 +193,10 @@ def _more_memory(fleet: Fleet) -> Remedy | None:
 
     def with_memory(num_gib: int) -> Fleet:
         def enlarged(node: Node) -> Node:
-            least = max(num_gib * GIB, memory_bytes(fleet.target, node))
+            num_bytes = num_gib * GIB
             if on_gpu:
-                return replace(node, gpu_memory_bytes=least)
-            return replace(node, memory_bytes=least)
+                return replace(node, gpu_memory_bytes=max(num_bytes, node.gpu_memory_bytes))
+            return replace(node, memory_bytes=max(num_bytes, node.memory_bytes))
 
         return replace(fleet, nodes=tuple(map(enlarged, fleet.nodes)))
 

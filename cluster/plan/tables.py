@@ -3,10 +3,11 @@
 import json
 from itertools import groupby
 
-from cluster.plan.fleet import PROCESS_BYTES, Layout, Role, memory_bytes
+from cluster.plan.fleet import Layout, Role, memory_bytes
 from cluster.plan.planning import Plan
 from cluster.plan.text import size
 from cluster.topology import Node
+from workers.cache_size import PROCESS_BYTES
 
 MEMORY_COLUMNS = (
     "worker",

@@ -18,6 +18,11 @@ def count(number: float, word: str) -> str:
     return f"{number:,g} {word}{'' if number == 1 else 's'}"
 
 
+def part_of_gpu(part: float) -> str:
+    """A whole GPU, or 0.9 of a GPU."""
+    return "a GPU" if part == 1 else f"{part:g} of a GPU"
+
+
 def listed(parts: list[str], *, last: str = "and") -> str:
     """Words as one phrase, like a, b and c."""
     return f" {last} ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -43,6 +43,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
                 max_model_len=args.max_model_len and min(args.max_model_len, model.max_position),
                 max_num_seqs=args.max_num_seqs,
                 prefix_caching=args.prefix_caching == "on",
+                gpu_share=args.draft_gpu_share,
             )
             return make_drafter(model, vocabulary, cache, target=target)
 

@@ -2,6 +2,7 @@
 
 from cluster import bundled
 from cluster.cores import usable_cores
+from cluster.gpu_shares import target_gpu_share
 from cluster.placement import check_tensor_parallel
 from deployments.args import AppArgs
 from workers.model import Model, load_config, load_model
@@ -35,6 +36,7 @@ def target_cache(args: AppArgs) -> CacheOptions:
         max_num_seqs=args.max_num_seqs,
         kv_cache_gib=args.kv_cache_gib,
         prefix_caching=args.prefix_caching == "on",
+        gpu_share=target_gpu_share(args.draft_gpu_share),
     )
 
 

@@ -14,6 +14,7 @@ EIGHT_H100 = {
     "num_gpus": 8,
     "gpu_memory_gib": 80,
 }
+ONE_H100 = {**EIGHT_H100, "num_gpus": 1}
 LAPTOP = {"name": "laptop", "num_cpus": 4, "memory_gib": 8}
 
 

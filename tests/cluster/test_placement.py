@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 import workers
+from cluster.gpu_shares import target_gpu_share
 from cluster.placement import (
     LEAST_CPUS,
     Group,
@@ -85,15 +87,16 @@ def test_cores_decide_too() -> None:
 
 
 def test_without_gpus_bundles_are_of_cores() -> None:
-    resources = rank_resources("auto", cpu_nodes(8))
+    resources = rank_resources("auto", cpu_nodes(8), 1)
     bundles = group_bundles(tp_size=2, resources=resources, nodes=cpu_nodes(8))
     assert bundles.bundles == ({"CPU": LEAST_CPUS}, {"CPU": LEAST_CPUS})
     assert bundles.strategy == "STRICT_PACK"
 
 
 def test_a_rank_asks_for_a_gpu_where_the_device_means_one() -> None:
-    assert rank_resources("auto", gpu_nodes(1)).num_gpus == 1
-    assert rank_resources("cpu", gpu_nodes(1)).num_gpus == 0
+    assert rank_resources("auto", gpu_nodes(1), 1).num_gpus == 1
+    assert rank_resources("auto", gpu_nodes(1), 0.1).bundle == {"CPU": LEAST_CPUS, "GPU": 0.1}
+    assert rank_resources("cpu", gpu_nodes(1), 1).num_gpus == 0
 
 
 def test_a_bundle_that_asks_for_nothing_is_refused() -> None:
@@ -151,6 +154,67 @@ def test_gpus_that_are_too_small_are_passed_over() -> None:
     small, large = gpu_nodes(8, gpu_memory_gib=24), gpu_nodes(0, 1, gpu_memory_gib=80)
     assert homes(targets(1, num_ranks=1, rank_gib=60), small + large) == {"target 0": ["node-1"]}
     assert place(targets(1, num_ranks=1, rank_gib=60), small).unplaced
+
+
+def sharing(
+    draft_share: float, *, num_groups: int = 1, num_ranks: int = 1, num_drafts: int = 1
+) -> list[Group]:
+    """Target groups whose ranks leave a part of their GPUs to the drafts, which come last."""
+    parts = [
+        ("target", num_groups, num_ranks, target_gpu_share(draft_share)),
+        ("draft", num_drafts, 1, draft_share),
+    ]
+    return [
+        Group(
+            name=f"{role} {index}",
+            num_ranks=ranks,
+            resources=rank_resources("cuda", [], part),
+        )
+        for role, number, ranks, part in parts
+        for index in range(number)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_gpus", "unplaced"),
+    [
+        (sharing(0.1), 1, []),
+        (sharing(0.1, num_drafts=2), 1, ["draft 1"]),
+        (sharing(0.1, num_groups=2), 1, ["target 1"]),
+        (sharing(1), 1, ["draft 0"]),
+        (sharing(1), 2, []),
+        (sharing(0.5), 1, []),
+        (sharing(0.5, num_groups=2, num_drafts=2), 2, []),
+        (sharing(0.1, num_ranks=2, num_drafts=3), 2, ["draft 2"]),
+        # a part is of one GPU: a tenth of each of three is no third of one
+        (sharing(0.3, num_groups=3, num_drafts=4), 3, ["draft 3"]),
+        (sharing(0.1, num_groups=0, num_drafts=11), 1, ["draft 10"]),
+        (sharing(0.3, num_groups=0, num_drafts=7), 2, ["draft 6"]),
+    ],
+)
+def test_parts_of_a_gpu_are_those_of_one(
+    groups: list[Group], num_gpus: int, unplaced: list[str]
+) -> None:
+    placement = place(groups, gpu_nodes(num_gpus))
+    assert [group.name for group in placement.unplaced] == unplaced
+
+
+def test_a_part_is_of_the_fullest_gpu_as_ray_does_it() -> None:
+    drafts = sharing(0.1, num_groups=0, num_drafts=5)
+    assert not place([*drafts, *targets(1, num_ranks=1)], gpu_nodes(2)).unplaced
+
+
+def test_a_part_of_a_gpu_has_that_part_of_its_memory() -> None:
+    (target, draft) = sharing(0.1)
+    for group, most_gib in ((target, 72), (draft, 8)):
+        fitting = replace(group, rank_bytes=most_gib * GIB)
+        assert not place([fitting], gpu_nodes(1)).unplaced
+        assert place([replace(fitting, rank_bytes=most_gib * GIB + 1)], gpu_nodes(1)).unplaced
+
+
+def test_ranks_take_what_a_draft_leaves_of_a_gpu() -> None:
+    shares = (1, 0.5, 0.3, 0.1, 0.0001)
+    assert [target_gpu_share(share) for share in shares] == [1, 0.5, 0.7, 0.9, 0.9999]
 
 
 def test_workers_without_gpus_share_memory_and_spread_over_cores() -> None:

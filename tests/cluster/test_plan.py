@@ -9,12 +9,11 @@ import pytest
 from transformers import LlamaConfig
 
 from cluster.placement import LEAST_CPUS, RankResources
-from cluster.plan.fleet import PROCESS_BYTES
 from cluster.plan.tables import format_plan
 from tandem.__main__ import main
-from tests.cluster.plans import EIGHT_H100, LAPTOP, make_plan_of, write
+from tests.cluster.plans import EIGHT_H100, LAPTOP, ONE_H100, make_plan_of, write
 from tests.tiny_models import save_model
-from workers.cache_size import GIB, CacheShares
+from workers.cache_size import GIB, PROCESS_BYTES, CacheShares
 from workers.errors import ConfigError
 from workers.model import load_model
 from workers.paged_model import CacheOptions, PagedModel
@@ -138,6 +137,13 @@ def test_weights_that_are_too_large_need_more_ranks(llamas: dict[str, object]) -
         {"tensor_parallel_size": 4, "num_target_groups": 2, "num_draft_replicas": 4},
         {"tensor_parallel_size": 4, "num_draft_replicas": 5},
         {"tensor_parallel_size": 4, "device": "cpu"},
+        {"tensor_parallel_size": 4, "draft_gpu_share": 0.01},
+        {
+            "num_target_groups": 2,
+            "tensor_parallel_size": 4,
+            "num_draft_replicas": 9,
+            "draft_gpu_share": 0.1,
+        },
     ],
 )
 def test_what_is_said_to_fit_does(args: dict[str, object], llamas: dict[str, object]) -> None:
@@ -191,9 +197,56 @@ def test_too_few_gpus(llamas: dict[str, object]) -> None:
     args = {**llamas, "tensor_parallel_size": 4, "num_target_groups": 2, "num_draft_replicas": 4}
     assert problem(args, EIGHT_H100) == (
         "the node has 8 GPUs and the plan needs 12: 2 target groups of 4 ranks and 4 draft "
-        "replicas; 1 more node of h100 would fit, and so would num_target_groups=1 or "
-        "tensor_parallel_size=2"
+        "replicas; draft_gpu_share=0.1 would fit (a draft replica beside a rank of the target), "
+        "and so would 1 more node of h100 or num_target_groups=1"
     )
+
+
+def test_one_gpu_holds_a_draft_beside_the_target(llamas: dict[str, object]) -> None:
+    small = {"target": llamas["draft"], "draft": llamas["draft"]}
+    assert problem(small, ONE_H100) == (
+        "the node has 1 GPU and the plan needs 2: 1 target group and 1 draft replica; "
+        "draft_gpu_share=0.1 would fit (a draft replica beside a rank of the target), and so would "
+        "1 more node of h100"
+    )
+    plan = make_plan_of({**small, "draft_gpu_share": 0.1}, ONE_H100)
+    assert plan.problems == ()
+    assert "| h100 | target 0, draft 0 | 1 of 1 |" in format_plan(plan)
+    target, draft = plan.fleet.roles
+    for role, part in ((target, 0.9), (draft, 0.1)):
+        free = int(80 * GIB * part) - role.size.weight_bytes - PROCESS_BYTES
+        cache = plan.layout.caches[f"{role.name} 0"]
+        assert cache.shares == role.shares(free)
+        assert cache.rank_bytes < 80 * GIB * part
+
+
+def test_a_part_of_a_gpu_that_is_too_small_is_said(llamas: dict[str, object]) -> None:
+    args = {"target": llamas["draft"], "draft": llamas["draft"], "draft_gpu_share": 0.01}
+    assert problem(args, ONE_H100).startswith(
+        "one rank of the draft needs 1.4 GiB of weights and 0.01 of a GPU of h100 has 819.2 MiB; "
+        "draft_gpu_share=0.1 would fit"
+    )
+
+
+def test_parts_of_gpus_that_are_too_few_are_said(llamas: dict[str, object]) -> None:
+    args = {"target": llamas["draft"], "draft": llamas["draft"], "draft_gpu_share": 0.4}
+    assert problem({**args, "num_draft_replicas": 2}, ONE_H100) == (
+        "the node has 1 GPU and the plan needs 1.4: 1 target group (0.6 of a GPU each) and 2 draft "
+        "replicas (0.4 of a GPU each); 1 more node of h100 would fit, and so would "
+        "num_draft_replicas=1"
+    )
+    args |= {"num_target_groups": 2, "tensor_parallel_size": 2}
+    sentence = problem(args, {**EIGHT_H100, "num_gpus": 3})
+    assert "2 target groups of 2 ranks (0.6 of a GPU each) and 1 draft replica (0.4" in sentence
+    assert re.search(r"target 1 finds no 2 times 0.6 of a GPU with [\d.]+ GiB of memory", sentence)
+
+
+def test_no_other_number_of_ranks_is_advised_than_may_be(llamas: dict[str, object]) -> None:
+    args = {**llamas, "draft_gpu_share": 0.5}
+    assert "tensor_parallel_size" not in problem(args, EIGHT_H100)
+    quantized = {"target": llamas["target"], "drafter": "none", "quantization": "int8"}
+    small = {**EIGHT_H100, "gpu_memory_gib": 40}
+    assert "tensor_parallel_size" not in problem(quantized, small)
 
 
 def test_gpus_that_are_too_far_apart(llamas: dict[str, object]) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from huggingface_hub import get_token
 
+from cluster.placement import LEAST_CPUS
 from deployments.args import AppArgs, HubToken
 from deployments.builder import build
+from deployments.replicas.target_model import target_cache
 
 
 def deployed(app: Any) -> set[str]:
@@ -35,6 +37,32 @@ def deployments_of(app: Any) -> Iterator[Any]:
     for part in deployment.init_args:
         if hasattr(part, "_bound_deployment"):
             yield from deployments_of(part)
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "draft"),
+    [
+        ({}, 1, 1),
+        ({"draft_gpu_share": 0.1}, 0.9, 0.1),
+        ({"draft_gpu_share": 0.3, "tensor_parallel_size": 2}, 0.7, 0.3),
+        ({"drafter": "suffix"}, 1, None),
+        ({"drafter": "suffix", "tensor_parallel_size": 2}, 1, None),
+    ],
+)
+def test_a_draft_may_share_a_gpu_with_a_rank_of_the_target(
+    options: dict[str, Any], target: float, draft: float | None
+) -> None:
+    """The ranks of a group take their parts from bundles, which the deployment asks for."""
+    args = AppArgs(device="cuda", **options)
+    found = {deployment.name: deployment for deployment in deployments_of(build(args))}
+    assert found["TargetGroup"].ray_actor_options["num_gpus"] == target
+    bundles = found["TargetGroup"]._replica_config.placement_group_bundles
+    num_bundles = args.tensor_parallel_size if args.tensor_parallel_size > 1 else 0
+    assert (bundles or []) == [{"CPU": LEAST_CPUS, "GPU": target}] * num_bundles
+    assert ("DraftPool" in found) == (draft is not None)
+    if draft is not None:
+        assert found["DraftPool"].ray_actor_options["num_gpus"] == draft
+        assert target_cache(args).gpu_share == target
 
 
 def test_all_replicas_are_given_the_token_which_nothing_shows(

@@ -75,6 +75,25 @@ from workers.errors import ConfigError
             "drop one of them",
         ),
         (
+            {"draft_gpu_share": "0.1", "drafter": "suffix"},
+            "draft_gpu_share=0.1 is given, but drafter=suffix has no draft model; drop one of them",
+        ),
+        (
+            {"draft_gpu_share": "0.1", "device": "cpu"},
+            "draft_gpu_share=0.1 is given, but device=cpu uses no GPU; drop one of them",
+        ),
+        (
+            {"draft_gpu_share": "0.5", "tensor_parallel_size": "2"},
+            "draft_gpu_share=0.5 leaves so little to the ranks of tensor_parallel_size=2 that two "
+            "of a group could be on one GPU, which NCCL refuses; use less than 0.5",
+        ),
+        ({"draft_gpu_share": "0"}, "draft_gpu_share is '0'; it must be above 0"),
+        ({"draft_gpu_share": "1.1"}, "draft_gpu_share is '1.1'; it must be at most 1"),
+        (
+            {"draft_gpu_share": "0.00001"},
+            "draft_gpu_share is '0.00001'; it must be a multiple of 0.0001",
+        ),
+        (
             {"revision": "v2"},
             "revision=v2 is given, but tandem-demo is bundled, and has one state only; drop "
             "revision, or give another model",

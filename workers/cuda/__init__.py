@@ -1,1 +1,1 @@
-"""What makes a step fast on CUDA: the fused attention kernel and graphs."""
+"""What is special to CUDA: the fused attention kernel, graphs, and a memory to share."""
