@@ -4,10 +4,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import torch
 from huggingface_hub import constants
 
 from cluster import bundled, model_check, model_files
@@ -135,6 +137,21 @@ class TestFit:
     def test_weights_that_exceed_the_memory(self) -> None:
         with pytest.raises(ConfigError, match="this does not fit: "):
             check_fit(AppArgs(), Machine(num_cpus=2, memory_bytes=GIB // 4))
+
+    def test_a_machine_with_one_gpu_holds_both_models_if_they_share_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        card = SimpleNamespace(total_memory=24 * GIB)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+        words = (
+            "^this does not fit: the node has 1 GPU and the plan needs 2: .* draft_gpu_share=0.1"
+        )
+        with pytest.raises(ConfigError, match=words):
+            check_fit(AppArgs(), MACHINE)
+        target, draft = check_fit(AppArgs(draft_gpu_share=0.1), MACHINE)
+        assert (target.name, draft.name) == (bundled.TARGET_NAME, bundled.DRAFT_NAME)
 
     @pytest.mark.parametrize("option", ["quantization", "draft_quantization"])
     def test_a_package_that_is_not_here(self, option: str, monkeypatch: pytest.MonkeyPatch) -> None:

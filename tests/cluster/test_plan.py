@@ -221,7 +221,8 @@ def test_one_gpu_holds_a_draft_beside_the_target(llamas: dict[str, object]) -> N
 
 
 def test_a_part_of_a_gpu_that_is_too_small_is_said(llamas: dict[str, object]) -> None:
-    args = {"target": llamas["draft"], "draft": llamas["draft"], "draft_gpu_share": 0.01}
+    small = {"target": llamas["draft"], "draft": llamas["draft"]}
+    args = {**small, "draft_gpu_share": 0.01}
     assert problem(args, ONE_H100).startswith(
         "one rank of the draft needs 1.4 GiB of weights and 0.01 of a GPU of h100 has 819.2 MiB; "
         "draft_gpu_share=0.1 would fit"
@@ -229,7 +230,8 @@ def test_a_part_of_a_gpu_that_is_too_small_is_said(llamas: dict[str, object]) ->
 
 
 def test_parts_of_gpus_that_are_too_few_are_said(llamas: dict[str, object]) -> None:
-    args = {"target": llamas["draft"], "draft": llamas["draft"], "draft_gpu_share": 0.4}
+    small = {"target": llamas["draft"], "draft": llamas["draft"]}
+    args: dict[str, object] = {**small, "draft_gpu_share": 0.4}
     assert problem({**args, "num_draft_replicas": 2}, ONE_H100) == (
         "the node has 1 GPU and the plan needs 1.4: 1 target group (0.6 of a GPU each) and 2 draft "
         "replicas (0.4 of a GPU each); 1 more node of h100 would fit, and so would "
