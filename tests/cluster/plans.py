@@ -26,3 +26,9 @@ def write(folder: Path, content: object) -> Path:
 
 def make_plan_of(args: dict[str, object], *nodes: dict[str, object]) -> Plan:
     return make_plan(PlanConfig.model_validate({"args": args, "nodes": list(nodes)}))
+
+
+def problem(args: dict[str, object], *nodes: dict[str, object]) -> str:
+    """The one sentence about what does not fit."""
+    (sentence,) = make_plan_of(args, *nodes).problems
+    return sentence

@@ -181,6 +181,7 @@ def sharing(
         (sharing(0.1), 1, []),
         (sharing(0.1, num_drafts=2), 1, ["draft 1"]),
         (sharing(0.1, num_groups=2), 1, ["target 1"]),
+        (sharing(0.0001, num_drafts=2), 1, ["draft 1"]),
         (sharing(1), 1, ["draft 0"]),
         (sharing(1), 2, []),
         (sharing(0.5), 1, []),

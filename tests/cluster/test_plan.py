@@ -6,37 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from transformers import LlamaConfig
 
 from cluster.placement import LEAST_CPUS, RankResources
 from cluster.plan.tables import format_plan
 from tandem.__main__ import main
-from tests.cluster.plans import EIGHT_H100, LAPTOP, ONE_H100, make_plan_of, write
+from tests.cluster.plans import EIGHT_H100, LAPTOP, make_plan_of, problem, write
 from tests.tiny_models import save_model
 from workers.cache_size import GIB, PROCESS_BYTES, CacheShares
 from workers.errors import ConfigError
 from workers.model import load_model
 from workers.paged_model import CacheOptions, PagedModel
-
-# Of few layers, which are quickly built.
-LLAMA_70B = {
-    "vocab_size": 128256,
-    "hidden_size": 24576,
-    "intermediate_size": 86016,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 131072,
-    "dtype": "bfloat16",
-}
-LLAMA_1B = {
-    **LLAMA_70B,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": True,
-}
 
 
 @pytest.mark.parametrize("options", [{}, {"max_model_len": 100}, {"kv_cache_gib": 0.0001}])
@@ -63,15 +42,6 @@ def test_the_cache_has_as_many_blocks_as_a_worker_makes(
     else:
         shares = CacheShares(num_blocks=paged.num_blocks, num_states=paged.num_states)
         assert role.shares(free_bytes) == shares
-
-
-@pytest.fixture(scope="module")
-def llamas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """A target of 70B parameters and a draft of 1B, of which there are config.json only."""
-    folder = tmp_path_factory.mktemp("llamas")
-    LlamaConfig(**LLAMA_70B).save_pretrained(folder / "70b")
-    LlamaConfig(**LLAMA_1B).save_pretrained(folder / "1b")
-    return {"target": str(folder / "70b"), "draft": str(folder / "1b")}
 
 
 def test_the_bundled_pair_fits_a_laptop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,11 +83,6 @@ def test_figures_of_a_large_model(llamas: dict[str, object]) -> None:
     shown = format_plan(plan)
     assert "| 1 x target of 4 ranks |" in shown
     assert "target 0 (ranks 0-3), draft 0, draft 1, draft 2, draft 3 | 8 of 8" in shown
-
-
-def problem(args: dict[str, object], *nodes: dict[str, object]) -> str:
-    (sentence,) = make_plan_of(args, *nodes).problems
-    return sentence
 
 
 def test_weights_that_are_too_large_need_more_ranks(llamas: dict[str, object]) -> None:
@@ -200,55 +165,6 @@ def test_too_few_gpus(llamas: dict[str, object]) -> None:
         "replicas; draft_gpu_share=0.1 would fit (a draft replica beside a rank of the target), "
         "and so would 1 more node of h100 or num_target_groups=1"
     )
-
-
-def test_one_gpu_holds_a_draft_beside_the_target(llamas: dict[str, object]) -> None:
-    small = {"target": llamas["draft"], "draft": llamas["draft"]}
-    assert problem(small, ONE_H100) == (
-        "the node has 1 GPU and the plan needs 2: 1 target group and 1 draft replica; "
-        "draft_gpu_share=0.1 would fit (a draft replica beside a rank of the target), and so would "
-        "1 more node of h100"
-    )
-    plan = make_plan_of({**small, "draft_gpu_share": 0.1}, ONE_H100)
-    assert plan.problems == ()
-    assert "| h100 | target 0, draft 0 | 1 of 1 |" in format_plan(plan)
-    target, draft = plan.fleet.roles
-    for role, part in ((target, 0.9), (draft, 0.1)):
-        free = int(80 * GIB * part) - role.size.weight_bytes - PROCESS_BYTES
-        cache = plan.layout.caches[f"{role.name} 0"]
-        assert cache.shares == role.shares(free)
-        assert cache.rank_bytes < 80 * GIB * part
-
-
-def test_a_part_of_a_gpu_that_is_too_small_is_said(llamas: dict[str, object]) -> None:
-    small = {"target": llamas["draft"], "draft": llamas["draft"]}
-    args = {**small, "draft_gpu_share": 0.01}
-    assert problem(args, ONE_H100).startswith(
-        "one rank of the draft needs 1.4 GiB of weights and 0.01 of a GPU of h100 has 819.2 MiB; "
-        "draft_gpu_share=0.1 would fit"
-    )
-
-
-def test_parts_of_gpus_that_are_too_few_are_said(llamas: dict[str, object]) -> None:
-    small = {"target": llamas["draft"], "draft": llamas["draft"]}
-    args: dict[str, object] = {**small, "draft_gpu_share": 0.4}
-    assert problem({**args, "num_draft_replicas": 2}, ONE_H100) == (
-        "the node has 1 GPU and the plan needs 1.4: 1 target group (0.6 of a GPU each) and 2 draft "
-        "replicas (0.4 of a GPU each); 1 more node of h100 would fit, and so would "
-        "num_draft_replicas=1"
-    )
-    args |= {"num_target_groups": 2, "tensor_parallel_size": 2}
-    sentence = problem(args, {**EIGHT_H100, "num_gpus": 3})
-    assert "2 target groups of 2 ranks (0.6 of a GPU each) and 1 draft replica (0.4" in sentence
-    assert re.search(r"target 1 finds no 2 times 0.6 of a GPU with [\d.]+ GiB of memory", sentence)
-
-
-def test_no_other_number_of_ranks_is_advised_than_may_be(llamas: dict[str, object]) -> None:
-    args = {**llamas, "draft_gpu_share": 0.5}
-    assert "tensor_parallel_size" not in problem(args, EIGHT_H100)
-    quantized = {"target": llamas["target"], "drafter": "none", "quantization": "int8"}
-    small = {**EIGHT_H100, "gpu_memory_gib": 40}
-    assert "tensor_parallel_size" not in problem(quantized, small)
 
 
 def test_gpus_that_are_too_far_apart(llamas: dict[str, object]) -> None:
