@@ -20,6 +20,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from workers.errors import ConfigError, UnsupportedModelError
 from workers.model_source import AnyModel
+from workers.nf4 import BLOCK_SIZE, Nf4Config
 from workers.quantization import (
     PACKAGES_OF,
     Quantization,
@@ -28,8 +29,6 @@ from workers.quantization import (
     method_of,
 )
 
-BLOCK_SIZE = 64
-"""Weights that share a scale in `bnb_nf4`, as bitsandbytes has it."""
 SCALE_BYTES = 4
 
 
@@ -113,9 +112,7 @@ def loading_options(quantization: Quantization, dtype: torch.dtype) -> dict[str,
             # rows of a step: a token's numbers would depend on what else is served.
             how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
         case "bnb_nf4":
-            how = BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-            )
+            how = Nf4Config(bnb_4bit_compute_dtype=dtype)
     return {"quantization_config": how}
 
 
