@@ -20,8 +20,10 @@ class Nf4Config(BitsAndBytesConfig):
     """What `from_pretrained` is given."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(load_in_4bit=True, bnb_4bit_quant_type="nf4", **options)
-        self.quant_method = METHOD
+        super().__init__(  # type: ignore[no-untyped-call]
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", **options
+        )
+        self.quant_method = METHOD  # type: ignore[assignment]  # not one of transformers' own
 
 
 @register_quantizer(METHOD)

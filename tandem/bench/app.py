@@ -10,7 +10,7 @@ from tqdm import tqdm
 from cluster import bundled
 from cluster.drafters import DRAFTERS
 from tandem.arguments import drafters, whole
-from tandem.bench.options import LoadOptions, ModelOptions, command_of, option
+from tandem.bench.options import AppOptions, LoadOptions, ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import AUTO, COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
 from tandem.demo.grow import grown_target
@@ -76,7 +76,7 @@ def run(options: Options) -> str:
 
 
 def measured_app(
-    options: ModelOptions,
+    options: AppOptions,
     gammas: Sequence[int | str],
     *,
     drafter: str = "model",
@@ -91,7 +91,7 @@ def measured_app(
         "target": target_folder(options),
         "drafter": drafter,
         "heterogeneous_vocab": heterogeneous_vocab,
-        **({"draft": options.draft} if "model" in drafter.split(",") else {}),
+        **(_draft_options(options) if "model" in drafter.split(",") else {}),
         **({} if early_exit_layer is None else {"early_exit_layer": str(early_exit_layer)}),
         "served_model_name": MODEL_NAME,
         "num_speculative_tokens": str(most_drafts),
@@ -99,6 +99,11 @@ def measured_app(
         "compile": "auto" if options.compile else "off",
     }
     return live_server(app_options, options.work / "server.log")
+
+
+def _draft_options(options: AppOptions) -> dict[str, str]:
+    """What is said of a draft model: the options that an app without one refuses."""
+    return {"draft": options.draft, "draft_gpu_share": str(options.draft_gpu_share)}
 
 
 def target_folder(options: ModelOptions) -> str:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from tandem.arguments import whole
 from tandem.bench.app import measured_app
-from tandem.bench.options import ModelOptions, command_of, option
+from tandem.bench.options import AppOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.live.client import (
     TIMEOUT_S,
@@ -32,7 +32,7 @@ from tandem.live.texts import make_prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(ModelOptions):
+class Options(AppOptions):
     """Greedy streams of easy texts."""
 
     num_streams: int = option(16, "texts at a time", type=whole)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem.arguments import drafters, whole
 from tandem.bench.app import measured_app, target_folder
-from tandem.bench.options import ModelOptions, command_of, option
+from tandem.bench.options import AppOptions, command_of, option
 from tandem.bench.report import markdown_table, number, write_result
 from tandem.bench.rows import DYNAMIC, paired_ratios
 from tandem.live.client import Load
@@ -37,7 +37,7 @@ Sample = tuple[float, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(ModelOptions):
+class Options(AppOptions):
     """One stream; every repeat takes each way once."""
 
     drafter: str = option("prompt_lookup", "the drafter of the app", type=drafters)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster import bundled
-from tandem.arguments import gamma, temperature, whole
+from tandem.arguments import above_zero, gamma, temperature, whole
 from tandem.live.texts import KINDS
 
 T = TypeVar("T")
@@ -33,8 +33,17 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions(ModelOptions):
-    """The options that benchmarks of a live app have."""
+class AppOptions(ModelOptions):
+    """The options that every benchmark of a live app has."""
+
+    draft_gpu_share: float = option(
+        1.0, "part of a GPU that the draft takes, below 1 beside the target", type=above_zero
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions(AppOptions):
+    """The options of benchmarks that load a live app in several ways."""
 
     texts: tuple[str, ...] = option(("easy",), "kinds of prompts", choices=KINDS)
     temperatures: tuple[float, ...] = option((0.0,), "0 is greedy", type=temperature)

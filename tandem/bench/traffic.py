@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from tandem.arguments import whole
 from tandem.bench.app import measured_app
-from tandem.bench.options import ModelOptions, command_of, option
+from tandem.bench.options import AppOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import DYNAMIC
 from tandem.live.client import Load, LoadResult
@@ -28,7 +28,7 @@ WINDOW = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(ModelOptions):
+class Options(AppOptions):
     """Requests of each phase, one after the other."""
 
     num_prompts: int = option(8, "prompts of each phase", type=whole)
