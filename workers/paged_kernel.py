@@ -70,17 +70,18 @@ class PagedKernel(Protocol):
 def probe_error(
     kernel: PagedKernel, spec: LayerSpec, *, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """Largest difference to plain attention: 3 new tokens on 2 blocks, full and windowed."""
+    """Largest difference to plain attention: 3 new tokens on several blocks, full and windowed."""
     generator = torch.Generator(device=device).manual_seed(0)
     num_context, num_new = kernel.block_size + 2, 3
+    num_blocks = -(-num_context // kernel.block_size)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
     query = random(num_new, spec.num_heads, spec.key_dim)
-    keys = random(3 * kernel.block_size, spec.num_kv_heads, spec.key_dim)
-    values = random(3 * kernel.block_size, spec.num_kv_heads, spec.value_dim)
-    block_ids = torch.tensor([2, 0], device=device)
+    keys = random((num_blocks + 1) * kernel.block_size, spec.num_kv_heads, spec.key_dim)
+    values = random((num_blocks + 1) * kernel.block_size, spec.num_kv_heads, spec.value_dim)
+    block_ids = torch.arange(num_blocks, 0, -1, device=device)
     offsets = torch.arange(kernel.block_size, device=device)
     slots = (block_ids[:, None] * kernel.block_size + offsets).reshape(-1)[:num_context]
     batch = VarlenBatch(

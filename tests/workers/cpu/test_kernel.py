@@ -194,3 +194,10 @@ def test_a_disagreeing_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     find(2, 2, 8, 8, torch.float32)
     monkeypatch.setattr(cpu_kernel, "probe_error", lambda *_, **__: 1.0)
     assert CpuKernel.find(make_spec(2, 2, 8, 8), block_size=4, dtype=torch.float32) is None
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_it_is_tried_with_blocks_of_any_size(block_size: int) -> None:
+    find(4, 2, 32, 32, torch.float32)
+    spec = make_spec(4, 2, 32, 32)
+    assert CpuKernel.find(spec, block_size=block_size, dtype=torch.float32) is not None
