@@ -12,7 +12,7 @@ def read_drafters(value: str | Sequence[object]) -> str:
 
     Raises ValueError about what is wrong in it.
     """
-    parts = value.split(",") if isinstance(value, str) else value
+    parts = value.split(",") if isinstance(value, str) else value or [""]
     names = [str(part).strip() for part in parts]
     given = ",".join(names)
     if names == ["none"]:

@@ -113,6 +113,7 @@ def test_replica_ranges_become_serve_options(value: object, options: dict[str, A
         ),
         ({"drafter": "model,"}, ["drafter is 'model,'", "no drafter ''"]),
         ({"drafter": ""}, ["drafter is ''", "it must be 'model'"]),
+        ({"drafter": []}, ["drafter is ''", "it must be 'model'"]),
         ({"drafter": "model,model"}, ["drafter is 'model,model'", "twice", "name each once"]),
         ({"drafter": "none,model"}, ["'none' means no drafter", "drop it, or the others"]),
         ({"drafter": "model,none"}, ["'none' means no drafter"]),
