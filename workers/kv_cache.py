@@ -296,8 +296,8 @@ class SequenceTable:
         self.num_prefix_tokens += len(sequence.tokens)
 
     def youngest(self) -> CachedSequence:
-        """The sequence that arrived last among those that hold blocks, and states if there are."""
-        holders = [s for s in self._sequences.values() if s.block_table]
+        """The sequence that arrived last among those that hold blocks or states."""
+        holders = [s for s in self._sequences.values() if s.block_table or s.state_slots]
         return max(holders, key=lambda sequence: sequence.arrival)
 
     def check_integrity(self) -> None:

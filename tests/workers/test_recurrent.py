@@ -206,6 +206,18 @@ def test_states_are_given_to_as_many_sequences_as_there_are() -> None:
     table.check_integrity()
 
 
+def test_a_sequence_that_holds_nothing_but_a_state_gives_way_too() -> None:
+    """It is one that begins anew, since neither of its states fits what its tokens are now."""
+    table = SequenceTable(BlockAllocator(8, 4), with_prefixes=False, num_states=1)
+    table.synchronise("older", 0, [1, 2])
+    younger, _ = table.synchronise("younger", 0, [1, 2])
+    table.reserve(younger, 2)
+    younger.record([1, 2], 2)
+    _, remaining = table.synchronise("younger", 1, [3])
+    assert (remaining, younger.block_table) == ((1, 3), [])
+    assert table.youngest() is younger
+
+
 def test_the_longest_sequence_has_its_blocks_before_others_have_states() -> None:
     needs = CacheNeeds(block_bytes=10, blocks_per_sequence=7, state_bytes=5, max_num_seqs=4)
     assert needs.least_bytes == 4 * 5 + 70
