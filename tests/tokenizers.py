@@ -95,12 +95,18 @@ def wrapped(kind: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), **SPECIAL[kind])
 
 
-def save_speaking_model(folder: Path, kind: str, seed: int = 0, *, padding: int = 0) -> str:
+def save_speaking_model(
+    folder: Path, kind: str, seed: int = 0, *, padding: int = 0, family: str = "llama"
+) -> str:
     """Write a tiny model with a tokenizer of that kind, and `padding` more embeddings than that
     needs."""
     tokenizer = wrapped(kind)
     name = save_model(
-        folder, seed=seed, vocab_size=len(tokenizer) + padding, eos_token_id=tokenizer.eos_token_id
+        folder,
+        family,
+        seed,
+        vocab_size=len(tokenizer) + padding,
+        eos_token_id=tokenizer.eos_token_id,
     )
     tokenizer.save_pretrained(folder)
     return name

@@ -3,13 +3,15 @@
 import dataclasses
 import math
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from tests.tokenizers import TEXTS, wrapped
+from tests.tokenizers import TEXTS, save_speaking_model, wrapped
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, generate
 from tests.workers.translating import METHODS, PERMUTED, drafter_of, encode, load, propose, request
 from workers.drafters.model import ModelDrafter
+from workers.drafters.retokenized import LOOK_BEHIND
 from workers.grammar import Grammar
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -120,6 +122,24 @@ def test_what_a_round_costs_does_not_grow_with_the_text(
     before = drafter.num_tokens_run
     propose(drafter, request(tokens, base_len=len(tokens) - 1, k=1))
     assert 1 <= drafter.num_tokens_run - before <= 12
+
+
+def test_nor_does_that_of_a_draft_with_recurrent_layers(
+    model_names: dict[str, str], tmp_path: Path
+) -> None:
+    """A state is that of a whole text, but one is kept before the tokens that are cut anew."""
+    name = save_speaking_model(tmp_path, "sentence piece", family="qwen3_5")
+    names = {**model_names, "recurrent": name}
+    tokens = encode("byte level", TEXTS[1] * 2)
+    drafter = drafter_of(names, "byte level", "recurrent", "retokenize")
+    propose(drafter, request(tokens[:40], k=0))
+    for end in range(41, 80):
+        before = drafter.num_tokens_run
+        kept = propose(drafter, request(tokens[:end], base_len=end - 1, k=3))
+        assert drafter.num_tokens_run - before <= 2 * LOOK_BEHIND
+        if end % 13 == 0:
+            fresh = drafter_of(names, "byte level", "recurrent", "retokenize")
+            assert kept.draft_tokens == propose(fresh, request(tokens[:end], k=3)).draft_tokens
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,6 +15,9 @@ from workers.token_map import TokenMap
 class History(ABC):
     """The tokens of one sequence in both vocabularies."""
 
+    num_unsettled: int
+    """How many of the draft's last tokens may be others once the text goes on."""
+
     def __init__(self, token_map: TokenMap) -> None:
         self._map = token_map
         self.given: list[int] = []
@@ -73,6 +76,8 @@ class PieceHistory(History):
 
     The draft's text is cut where the target's is, so nothing changes once it is said.
     """
+
+    num_unsettled = 0
 
     def _truncate(self, num_tokens: int) -> None:
         del self.draft_tokens[self.draft_len(num_tokens) :]

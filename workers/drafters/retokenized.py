@@ -33,6 +33,8 @@ class TextHistory(History):
     Special tokens are no text: they become the draft's, or nothing, and are never cut or merged.
     """
 
+    num_unsettled = LOOK_BEHIND
+
     def __init__(self, token_map: TokenMap, *, target: Encoder, draft: Encoder) -> None:
         super().__init__(token_map)
         self._target, self._draft = target, draft

@@ -88,17 +88,27 @@ class TranslatedDrafter(ModelDrafter):
             request.base_len, request.given_tokens, num_assumed=len(request.assumed_tokens)
         )
         draft = history.draft_tokens
+        num_settled = self._num_settled(history)
         # the newest token is always run
-        num_committed = max(1, history.draft_len(history.committed_len))
         start = self._sequences.unchanged_len(
-            request.seq_id, max(0, min(num_unchanged, num_committed - 1))
+            request.seq_id, max(0, min(num_unchanged, num_settled - 1))
         )
         return replace(
             request,
             base_len=start,
-            new_tokens=tuple(draft[start:num_committed]),
-            assumed_tokens=tuple(draft[num_committed:]),
+            new_tokens=tuple(draft[start:num_settled]),
+            assumed_tokens=tuple(draft[num_settled:]),
         )
+
+    def _num_settled(self, history: History) -> int:
+        """How many of the draft's tokens are told as committed: those of the committed text.
+
+        With recurrent layers not its last ones, which may be cut anew with what follows: a state is
+        kept behind what is committed, and one behind those would fit no other cut.
+        """
+        num_committed = max(1, history.draft_len(history.committed_len))
+        num_settled = num_committed - history.num_unsettled
+        return num_settled if self._paged.model.state_specs and num_settled > 1 else num_committed
 
     def release(self, seq_ids: Iterable[str]) -> list[ProposeResult]:
         seq_ids = list(seq_ids)
