@@ -206,10 +206,12 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         InvalidRequestError where the request's parameters leave none.
         """
         sequence = run.sequence
-        accepted_len = sequence.cached_len - run.num_draft_slots + verdict.num_accepted
+        decided_len = sequence.cached_len - run.num_draft_slots
         if verdict.tokens[-1] == NO_TOKEN:
-            scores = logits[row + verdict.num_accepted]
-            raise self._no_token(run.item.request, scores, accepted_len)
+            if verdict.num_accepted == 0:
+                raise self._no_token(run.item.request, logits[row], decided_len)
+            verdict = verdict.before_last()  # the text may end there; if not, the next round fails
+        accepted_len = decided_len + verdict.num_accepted
         logprobs: tuple[TokenLogprobs, ...] = ()
         if (num_top := run.item.request.num_logprobs) is not None:
             rows = logits[row : row + len(verdict.tokens)]

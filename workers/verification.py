@@ -39,6 +39,11 @@ class Verdict:
     num_accepted: int
     num_tested: int
 
+    def before_last(self) -> "Verdict":
+        """The verdict without its last token: the last accepted draft is the target's own then."""
+        num_accepted = self.num_accepted - 1
+        return Verdict(tokens=self.tokens[:-1], num_accepted=num_accepted, num_tested=num_accepted)
+
 
 class VerificationRule(Protocol):
     """Decides which drafts become part of the text."""

@@ -1,5 +1,6 @@
 """The round loop over real workers in this process: the same tokens whatever the drafters do."""
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -7,14 +8,18 @@ import pytest
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import (
     DRAFTERS,
+    GREEDY,
     Models,
+    make_params,
     model_drafts,
     run_all,
     running_loop,
     wait_until,
 )
-from tests.fakes import LocalWorkers
+from tests.fakes import LocalWorkers, ScriptedDrafter
+from tests.tiny_configs import VOCAB_SIZE
 from workers.paged_model import CacheOptions
+from workers.types import SamplingParams
 
 
 class TestExactness:
@@ -101,3 +106,31 @@ class TestExactness:
             streams = await run_all(loop, all_params, concurrency=4)
             assert [stream.token_ids for stream in streams] == plain
         assert "no such metric" in caplog.text
+
+    @pytest.mark.parametrize("ends", [True, False])
+    async def test_what_no_token_may_follow_is_written_first(
+        self, ends: bool, models: Models
+    ) -> None:
+        """Behind its fifth token all are banned, which matters unless the text ends with that."""
+        params = make_params(1, sampling=GREEDY, max_tokens=8)
+        async with running_loop(models, gamma=0) as (loop, _, _):
+            (whole,) = await run_all(loop, [params], concurrency=1)
+        text = whole.token_ids
+        sampling = SamplingParams(
+            temperature=0.0,
+            bad_words=tuple((*text[2:5], token) for token in range(VOCAB_SIZE)),
+            stop_token_ids=(text[4],) if ends else (),
+        )
+        drafts = ScriptedDrafter(
+            lambda asked: text[asked.base_len + len(asked.new_tokens) - asked.prompt_len :][
+                : asked.k
+            ]
+        )
+        params = replace(params, sampling=sampling)
+        async with running_loop(models, drafts=drafts, gamma=8) as (loop, _, observer):
+            (stream,) = await run_all(loop, [params], concurrency=1)
+        assert stream.token_ids == text[:5]
+        assert (stream.error is None) == ends
+        assert ends or "no token is allowed at position" in str(stream.error)
+        outcomes = [outcome for record in observer.records for outcome in record.outcomes]
+        assert sum(outcome.num_accepted for outcome in outcomes) > 0
