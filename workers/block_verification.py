@@ -36,8 +36,11 @@ def decide_as_block(laws: Sequence[LawsAtDraft], happens: Happens) -> Decision:
 
 
 def _chance(joint: Number, following: LawsAtDraft | None) -> Number:
-    """The probability that drafts of this joint ratio are accepted before one that follows them."""
-    if following is None:
+    """The probability that drafts of this joint ratio are accepted before one that follows them.
+
+    The block ends where no token may follow, whatever was drafted there.
+    """
+    if following is None or following.p.sum() + following.others == 0:
         return joint
     left = np.maximum(joint * following.p - following.q, 0).sum() + joint * following.others
     return left / (left + 1 - joint) if joint < 1 else 1

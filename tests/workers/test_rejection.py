@@ -90,7 +90,7 @@ def laws_at(drafts: Text, p: Law, q: Law) -> list[LawsAtDraft]:
                 drafted=drawable.index(token),
                 p=p_drawable,
                 q=q_drawable,
-                others=1 - p_drawable.sum(),
+                others=sum(of_target) - p_drawable.sum(),
             )
         )
     return laws
@@ -194,6 +194,26 @@ def test_a_target_without_a_choice_is_followed(decide: Decide) -> None:
     assert {text for text, probability in emitted.items() if probability} <= {
         sure[:length] for length in range(1, 5)
     }
+
+
+@pytest.mark.parametrize("decide", RULES)
+def test_a_token_that_none_may_follow_is_as_frequent_as_any(decide: Decide) -> None:
+    """Bans may leave nothing behind a token; the text may end with it."""
+
+    def p(text: Text) -> list[Fraction]:
+        return [Fraction(0) for _ in VOCAB] if text and text[0] == 1 else target_law(text)
+
+    first = [Fraction(0) for _ in VOCAB]
+    for drafts, drawn in drafts_of(draft_law, 2, STOPS["at a length"]):
+        for decision, decided in decisions_of(decide, laws_at(drafts, p, draft_law)):
+            shares = [Fraction(token == drafts[0]) for token in VOCAB]
+            if decision.num_accepted == 0:
+                shares = last_law(drafts, decision, p, draft_law)
+            first = [
+                before + drawn * decided * share
+                for before, share in zip(first, shares, strict=True)
+            ]
+    assert first == target_law(())
 
 
 @pytest.mark.parametrize("decide", RULES)
