@@ -1,6 +1,7 @@
 """The target's tokenizer: reads prompts and writes text."""
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -50,6 +51,9 @@ def load_tokenizer(name: AnyModel) -> ChatTokenizer:
     # The first call drops the truncation that a file may ask for. Several threads read prompts, and
     # one that changes the tokenizer while another uses it fails.
     loaded.encode("")
+    # Requests are held to the model's context, by `PromptReader` and by their router. Of texts that
+    # are longer than the file says, the tokenizer would only warn.
+    loaded.model_max_length = sys.maxsize
     tokenizer: ChatTokenizer = loaded
     return tokenizer
 

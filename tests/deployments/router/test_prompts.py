@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Coroutine
@@ -39,6 +40,16 @@ async def test_no_text_that_fits_is_refused(tokenizer: Any) -> None:
     assert caught.value.field == "prompt"
     with pytest.raises(ContextLengthError):
         await reader.read([longest * 20])
+
+
+async def test_nothing_is_logged_of_a_text_that_is_too_long(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked is told; transformers would warn whoever serves of indexing errors."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    ((*ids,),) = await PromptReader(tokenizer, max_model_len=8192).read(["word " * 5000])
+    assert len(ids) > 4096
+    assert not caplog.records
 
 
 class HeldTokenizer(CharacterTokenizer):
