@@ -256,8 +256,8 @@ class AppArgs(BaseModel):
         if has_early_exit and self.early_exit_layer is None:
             raise ValueError(
                 f"drafter={self.drafter} needs to know how many of the target's first layers "
-                "draft; give early_exit_layer=<their number>, which who trained the model "
-                "recommends"
+                "draft; give early_exit_layer=<their number>, which the card of a model trained "
+                "for it names"
             )
         if self.early_exit_layer is not None and not has_early_exit:
             raise ValueError(

@@ -26,7 +26,7 @@ from workers.errors import ConfigError
         (
             {"drafter": "suffix,early_exit"},
             "drafter=suffix,early_exit needs to know how many of the target's first layers draft; "
-            "give early_exit_layer=<their number>, which who trained the model recommends",
+            "give early_exit_layer=<their number>, which the card of a model trained for it names",
         ),
         (
             {"early_exit_layer": "4"},
