@@ -15,7 +15,7 @@ from ray.serve.exceptions import RequestCancelledError, gRPCStatusError
 
 from deployments.api import grpc_proxy
 from deployments.api.grpc_proxy import add_generation_to_server, malformed
-from deployments.api.serve_log import SERVE_LOGGER, leave_out_told_errors
+from deployments.api.serve_log import GRPC_LOGGER, SERVE_LOGGER, leave_out_told_errors
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 
 SERVICE = "/tandem.v1.Generation"
@@ -176,3 +176,22 @@ async def test_a_refused_stream_leaves_no_traceback_in_serves_log(
     ]
     assert "a defect" in caplog.text
     assert "told" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("message", "is_logged"),
+    [
+        ('Failed "execute_batch": (<SendMessageOperation>,)', False),
+        ("Failed grpc_call_start_batch: 8 with grpc_call_error value: 'TOO_MANY'", True),
+    ],
+)
+def test_an_answer_that_comes_too_late_leaves_no_traceback_in_grpcs_log(
+    message: str, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call that is over cannot be answered; one that is not may show a defect."""
+    leave_out_told_errors()
+    try:
+        raise grpc.aio.InternalError(message)
+    except grpc.aio.InternalError:
+        logging.getLogger(GRPC_LOGGER).exception("raised in core")
+    assert ("raised in core" in caplog.text) is is_logged
