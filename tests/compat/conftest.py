@@ -1,4 +1,4 @@
-"""The bundled target on a port of this process, in fp32, for clients that people have already.
+"""The bundled pair on a port of this process, in fp32, for clients that people have already.
 
 Most of these clients are in the extra `compat`; tests of those that are not installed are skipped.
 """
@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from transformers import (
 from cluster import bundled
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.health import watch_targets
+from tests.deployments.loops import CACHE
 from tests.deployments.serving import LocalServing, local_serving
 from workers.model import load_model
 
@@ -33,6 +34,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 MODEL = "tiny"
 """The name that `local_serving` gives its model."""
 MAX_REQUEST_BYTES = 1024**2
+MAX_MODEL_LEN = 512
+"""A chat without max_tokens may fill it: 4,096 positions would take minutes on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +91,14 @@ def server() -> Iterator[Server]:
         """Its result waits until nothing is held."""
 
         async def serve() -> None:
-            model = load_model(name, dtype="float32", device="cpu")
             async with local_serving(
-                model, tokenizer=tokenizer, chat_template=ChatTemplate(tokenizer)
+                load_model(name, dtype="float32", device="cpu"),
+                draft=load_model(
+                    bundled.resolve(bundled.DRAFT_NAME), dtype="float32", device="cpu"
+                ),
+                cache=replace(CACHE, max_model_len=MAX_MODEL_LEN),
+                tokenizer=tokenizer,
+                chat_template=ChatTemplate(tokenizer),
             ) as serving:
                 app = serving.app(max_request_bytes=MAX_REQUEST_BYTES)
                 served = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

@@ -26,10 +26,18 @@ from deployments.router.request_log import RequestLog
 from deployments.router.service import GenerationService, ServedModel
 from deployments.router.tenants.keys import Keys
 from deployments.router.tokenizer import Tokenizer
-from tests.deployments.loops import Models, drafters_of, local_targets, model_drafts, running_loop
+from tests.deployments.loops import (
+    CACHE,
+    Models,
+    drafters_of,
+    local_targets,
+    model_drafts,
+    running_loop,
+)
 from tests.fakes import CharacterTokenizer, LocalWorkers
 from workers.drafters.model import ModelDrafter
 from workers.model import Model
+from workers.paged_model import CacheOptions
 from workers.types import Rule
 
 MAX_REQUEST_BYTES = 20_000
@@ -99,6 +107,7 @@ async def local_serving(
     drafter: str = "model",
     draft: Model | None = None,
     draft_worker: Callable[[], ModelDrafter] | None = None,
+    cache: CacheOptions = CACHE,
     tokenizer: Tokenizer | None = None,
     aliases: tuple[str, ...] = (),
     chat_template: ChatTemplate | None = None,
@@ -110,9 +119,9 @@ async def local_serving(
     verification: Rule = "coupled",
 ) -> AsyncIterator[LocalServing]:
     """Serve a model, which drafts for itself unless there is another, or a worker of one; `clock`
-    is of its health."""
+    is of its health, and `cache` of the targets."""
     models = Models(target=model, draft=draft or model)
-    targets = local_targets(model, drafter)
+    targets = local_targets(model, drafter, cache)
     drafts = LocalWorkers(draft_worker) if draft_worker else model_drafts(models)
     tokenizer = tokenizer or CharacterTokenizer()
     info = targets.info
