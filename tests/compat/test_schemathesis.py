@@ -27,6 +27,18 @@ EVERY = 100
 SHARE_OF_GETS = 20
 """One case in so many is of a route without a body, of which there is little to try."""
 
+READABLE: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "def read(path):", "max_tokens": 16},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "Read a file."}],
+        "max_tokens": 16,
+    },
+    "/tokenize": {"prompt": "def read(path):"},
+    "/detokenize": {"tokens": [3, 4, 5]},
+}
+"""What every second case that keeps to the document has in place of its own: drawn names of models,
+prompts and messages are hardly ever any that have an answer."""
+
 
 @pytest.fixture
 def num_cases(request: pytest.FixtureRequest) -> int:
@@ -99,13 +111,20 @@ def test_no_request_gets_a_5xx(server: Server, num_cases: int, seed: int) -> Non
     schema = schemathesis.openapi.from_url(f"{root}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
     expected = ask(server)
+    modes = schemathesis.GenerationMode
     statuses: Counter[tuple[str, bool]] = Counter()
     """By mode, how many were refused and how many were not."""
+    answered: set[str] = set()
+    """The paths of which something was that keeps to the document."""
 
     def send(mode: str, case: Any) -> None:
+        if mode == modes.POSITIVE and case.path in READABLE and statuses.total() % 2:
+            case.body.update(READABLE[case.path], model=MODEL)
         response = case.call(base_url=root, timeout=TIMEOUT_S)
         check(case, response)
         statuses[mode, response.status_code >= 400] += 1
+        if mode == modes.POSITIVE and response.status_code == 200:
+            answered.add(case.path)
         if statuses.total() % EVERY == 0:
             server.wait_until_nothing_is_held()
             assert ask(server) == expected
@@ -114,7 +133,6 @@ def test_no_request_gets_a_5xx(server: Server, num_cases: int, seed: int) -> Non
         for_each_case(operation, mode, num_own, seed, partial(send, mode))
     server.wait_until_nothing_is_held()
     assert ask(server) == expected
-    modes = schemathesis.GenerationMode
-    assert statuses[modes.POSITIVE, False] > 0
+    assert answered >= READABLE.keys()
     # what breaks the schema is refused, but for numbers in strings and the like
     assert statuses[modes.NEGATIVE, True] > statuses[modes.NEGATIVE, False], statuses
