@@ -4,7 +4,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
+import torch
 from torch import Tensor
+
+DeviceLost = torch.AcceleratorError
+"""What a GPU raises once a kernel has failed, and from then on in every call of the process.
+
+No sequence may be blamed for it, nor can any be served: the worker has to end, so that another
+takes its place and its sequences.
+"""
 
 EntryT = TypeVar("EntryT")
 DecisionT = TypeVar("DecisionT")

@@ -24,6 +24,7 @@ from workers.errors import (
 )
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_masks import GrammarMasks
+from workers.isolation import DeviceLost
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model
 from workers.paged_model import CacheOptions, PagedModel, Ranks
@@ -270,11 +271,13 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
 
     @contextmanager
     def _isolated(self, seq_id: str) -> Iterator[None]:
-        """Let whatever is raised within end this sequence and nothing else."""
+        """Let whatever is raised within, but `DeviceLost`, end this sequence and nothing else."""
         try:
             yield
         except TandemError as error:
             self._fail(seq_id, str(error), is_refused=isinstance(error, InvalidRequestError))
+        except DeviceLost:
+            raise
         except Exception:
             logger.exception("sequence %s has failed", seq_id)
             self._fail(seq_id, "internal error; the worker's log says more")

@@ -69,6 +69,13 @@ def propose_request(seq_id: str = "good", **changes: Any) -> ProposeRequest:
     return replace(request, **changes)
 
 
+class LostDevice:
+    """A rule whose device has failed."""
+
+    def judge(self, *_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
 BAD: dict[str, dict[str, Any]] = {
     "not a number": {"new_tokens": (5, POISONED_TOKEN, 6)},
     "unservable parameters": {"sampling": UNSERVABLE},
@@ -143,6 +150,20 @@ class TestTarget:
         bad, good = target.verify([verify_request("bad"), verify_request()])
         assert "internal error" in bad.error
         assert good.tokens
+
+    def test_a_lost_device_ends_the_worker_and_no_sequence(
+        self, poisoned: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once a kernel has failed on a GPU, all that follow do: another worker has to serve."""
+        target = Target(poisoned, CACHE, early_exit_layer=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "_rule", LostDevice())
+            with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+                target.verify([verify_request(), verify_request("last")])
+        target.release(["good", "last"])
+        monkeypatch.setattr("workers.drafters.early_exit.choose_drafts", LostDevice().judge)
+        with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+            target.verify([verify_request(next_k=2)])
 
     @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**64 + 3, 2**200])
     def test_any_integer_is_a_seed(self, seed: int, poisoned: Model) -> None:

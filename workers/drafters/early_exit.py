@@ -22,7 +22,7 @@ from workers.drafters.draws import (
 )
 from workers.errors import KVCacheExhaustedError
 from workers.grammar_masks import GrammarMasks
-from workers.isolation import decide_each
+from workers.isolation import DeviceLost, decide_each
 from workers.kv_cache import CachedSequence, SequenceTable
 from workers.paged_model import PagedModel
 from workers.step_plan import StepPlan
@@ -128,8 +128,10 @@ class EarlyExitDrafter:
 
 @contextmanager
 def _isolated(entry: EarlyDrafting) -> Iterator[None]:
-    """Let whatever is raised within end the drafts of this sequence and nothing else."""
+    """Let whatever is raised within, but `DeviceLost`, end the drafts of this sequence only."""
     try:
         yield
+    except DeviceLost:
+        raise
     except Exception:
         logger.exception("%s goes on without drafts", entry.sequence.seq_id)

@@ -196,6 +196,9 @@ class _Target:
     plain: Follower = field(default_factory=lambda: Follower(1.0))
     """How many times as long as table or line say a step without drafts takes."""
     hop: Follower = field(default_factory=lambda: Follower(LEAST_S))
+    is_drafted_unclear: bool = False
+    """Whether steps with drafts were run, and none of them clean, as beside prompts: they are taken
+    to be as slow as those without then. Before, the table alone counts, so that it is found out."""
 
     def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
         if self.table:
@@ -264,7 +267,8 @@ class Latency:
         """
         target = self._target
         plain = target.plain if target.plain.is_known else target.drafted
-        factor = np.where(is_after_drafting, target.drafted.value, plain.value)
+        drafted = target.plain if target.is_drafted_unclear else target.drafted
+        factor = np.where(is_after_drafting, drafted.value, plain.value)
         return target.hop.value + factor * target.seconds(num_sequences, num_tokens)
 
     def observe(self, observed: ObservedRound) -> None:
@@ -284,6 +288,8 @@ class Latency:
                 observed.verify_compute_s,
                 is_plain=observed.longest_draft == 0,
             )
+        if observed.longest_draft > 0:
+            self._target.is_drafted_unclear = not self._target.drafted.is_known
 
     def _draft_steps(self, num_sequences: int) -> float:
         """What the table says of a draft step, in seconds; 1 without a table."""

@@ -132,3 +132,16 @@ class TestLatency:
             )
         drafted = float(latency.verify_s(1, 1, is_after_drafting=True))
         assert drafted == pytest.approx(0.001 + 0.01 * factor, rel=0.15)
+
+    def test_drafts_that_were_never_seen_clean_are_no_faster_for_that(self) -> None:
+        """As beside prompts, or while drafters go on: the table alone would make them cheap."""
+        latency = Latency(target_steps=times((1, 1, 0.010)))
+        plain = observed(longest=0, num_tokens=1, draft=(0.0, 0.0), verify=(0.001, 0.03))
+        unclean = observed(longest=1, num_tokens=2, draft=(0.0, 0.001), verify=None)
+        latency.observe(plain)
+        assert float(latency.verify_s(1, 1, is_after_drafting=True)) == pytest.approx(0.011)
+        latency.observe(unclean)
+        assert float(latency.verify_s(1, 1, is_after_drafting=True)) == pytest.approx(0.031)
+        clean = observed(longest=1, num_tokens=1, draft=(0.0, 0.001), verify=(0.001, 0.02))
+        latency.observe(clean)
+        assert float(latency.verify_s(1, 1, is_after_drafting=True)) == pytest.approx(0.021)
