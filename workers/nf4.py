@@ -11,13 +11,13 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
 METHOD = "bitsandbytes_nf4"
-"""Transformers' name for it."""
+"""The name by which transformers finds the quantizer of this module."""
 BLOCK_SIZE = 32
 """Weights that share a scale."""
 
 
 class Nf4Config(BitsAndBytesConfig):
-    """What `from_pretrained` is given."""
+    """The `quantization_config` that has `from_pretrained` use the quantizer of this module."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ class Nf4Config(BitsAndBytesConfig):
 
 @register_quantizer(METHOD)
 class Nf4Quantizer(Bnb4BitHfQuantizer):
-    """Transformers' own for 4 bits, but for the size of blocks."""
+    """Transformers' own quantizer for 4 bits, with blocks of BLOCK_SIZE weights."""
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, *args: Any, **kwargs: Any

@@ -58,7 +58,7 @@ def make_plan(config: PlanConfig) -> Plan:
 
 
 def _tensor_parallel_sizes(args: AppArgs) -> list[int]:
-    """Those that the target can have, with these options."""
+    """The numbers of ranks that the target can have with these options."""
     sizes = tensor_parallel_sizes(load_config(bundled.resolve(args.target_source)))
     return [
         tp_size

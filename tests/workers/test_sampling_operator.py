@@ -14,7 +14,7 @@ class TestOperator:
     """Against torch's own operators."""
 
     def highest(self, scores: Tensor) -> tuple[list[int], list[float]]:
-        """Of greedy rows: the index, and its share of the softmax."""
+        """The index that the operator chooses in each greedy row, and its share of the softmax."""
         none = [0] * len(scores)
         chosen: tuple[list[int], list[float]] = torch.ops.tandem.sample(
             scores, [0.0] * len(scores), none, none, 0.2
@@ -76,7 +76,7 @@ class TestOperator:
         dtype: torch.dtype,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Who has no compiler is to write the same texts."""
+        """A machine without a compiler samples without the operator, and writes the same texts."""
         torch.manual_seed(0)
         count = max(4, 100_000 // vocab_size) if vocab_size > 1 else 4
         logits = (0.3 * torch.randn(count, vocab_size)).to(dtype)  # so flat that the noise decides
