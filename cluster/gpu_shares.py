@@ -1,9 +1,18 @@
 """How a draft replica and a rank of the target share a GPU."""
 
+GPU_PARTS = 10_000
+"""The parts in which Ray counts a GPU. Sums of whole numbers are exact, those of 0.1 are not."""
+
+
+def gpu_parts(share: float) -> int:
+    """A share of a GPU in those parts, to the nearest."""
+    return round(share * GPU_PARTS)
+
 
 def target_gpu_share(draft_gpu_share: float) -> float:
     """The part of a GPU for each rank of a target: what a draft replica leaves of a shared one."""
-    return 1 if draft_gpu_share == 1 else round(1 - draft_gpu_share, 4)
+    rest = GPU_PARTS - gpu_parts(draft_gpu_share)
+    return rest / GPU_PARTS if rest else 1
 
 
 def check_gpu_share(draft_gpu_share: float, *, device: str, tp_size: int) -> None:

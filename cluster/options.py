@@ -18,7 +18,7 @@ from pydantic import (
 
 from cluster import bundled
 from cluster.drafters import read_drafters
-from cluster.gpu_shares import check_gpu_share
+from cluster.gpu_shares import GPU_PARTS, check_gpu_share
 from cluster.option_errors import option_sentence, refuse_unknown
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
@@ -102,7 +102,7 @@ class AppArgs(BaseModel):
     does not follow."""
     device: str = Field(default="auto", pattern=DEVICES)
     """`cpu`, `cuda`, or `auto`: CUDA where the cluster has GPUs when the app is deployed."""
-    draft_gpu_share: float = Field(default=1, gt=0, le=1, multiple_of=0.0001)
+    draft_gpu_share: float = Field(default=1, gt=0, le=1, multiple_of=1 / GPU_PARTS)
     """Part of a GPU that each draft replica takes, and of its memory. At 1 it has a card of its
     own; below 1 each rank of a target takes the rest of a card (1 - share), so that both fit on
     one."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from cluster.gpu_shares import GPU_PARTS, gpu_parts
 from cluster.topology import Node, uses_gpus
 from workers.errors import ConfigError, UnsupportedModelError
 from workers.tensor_plans import has_whole_experts
@@ -28,8 +29,6 @@ EXPERTS = ("num_local_experts",)
 MAX_TP_SIZE = 64
 # Ray places no bundle that asks for nothing.
 LEAST_CPUS = 0.001
-# Ray counts a GPU in as many parts. Sums of whole numbers are exact, those of 0.1 are not.
-GPU_PARTS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class RankResources:
 
     @property
     def gpu_parts(self) -> int:
-        return round(self.num_gpus * GPU_PARTS)
+        return gpu_parts(self.num_gpus)
 
     def gpu_memory_bytes(self, node: Node) -> int:
         """What a rank may take of a GPU's memory."""

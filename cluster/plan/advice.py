@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from cluster.placement import GPU_PARTS, Group, group_bundles, place
+from cluster.gpu_shares import GPU_PARTS
+from cluster.placement import Group, group_bundles, place
 from cluster.plan.fleet import Fleet, GroupCache, Layout, Role, memory_bytes
 from cluster.plan.remedies import TargetSizes, find_remedies
 from cluster.plan.text import count, listed, part_of_gpu, size

@@ -62,8 +62,9 @@ MAX_UNKNOWN_FIELDS = 32
 class RequestModel(BaseModel):
     """A JSON object of a request.
 
-    `null` means a field's default. Fields that are known but not served may be there as long as
-    they ask for nothing, and others as long as they are not a known one misspelt.
+    `null` means a field's default, and an integer may be written like `2.0`. Fields that are known
+    but not served may be there as long as they ask for nothing, and others as long as they are not
+    a known one misspelt.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -80,7 +81,19 @@ class RequestModel(BaseModel):
             return values
         known = {*cls.model_fields, *cls.unserved_fields()}
         _check_unknown([name for name in values if name not in known], known)
-        return {name: value for name, value in values.items() if cls._is_given(name, value)}
+        return {
+            name: cls._as_written(name, value)
+            for name, value in values.items()
+            if cls._is_given(name, value)
+        }
+
+    @classmethod
+    def _as_written(cls, name: str, value: Any) -> Any:
+        """The value, as an integer where the field is one: JSON does not tell `2.0` from `2`."""
+        if isinstance(value, float) and value.is_integer():
+            kinds = kinds_of(cls.model_fields[name])
+            return int(value) if int in kinds and float not in kinds else value
+        return value
 
     @classmethod
     def _is_given(cls, name: str, value: Any) -> bool:

@@ -119,6 +119,9 @@ def test_stream_options_are_of_streams_only() -> None:
         ({"top_k": -2}, "top_k is -2: it must be an integer from -1 to 2147483647"),
         ({"max_tokens": -1}, "max_tokens is -1: it must be an integer from 0 to 2147483647"),
         ({"max_tokens": True}, "max_tokens is True: it must be an integer from 0 to 2147483647"),
+        ({"max_tokens": 2.5}, "max_tokens is 2.5: it must be an integer from 0 to 2147483647"),
+        ({"max_tokens": 1e12}, "max_tokens is 1000000000000: it must be an integer from 0 to"),
+        ({"max_tokens": float("inf")}, "max_tokens is inf: it must be an integer from 0 to"),
         ({"n": 129}, "n is 129: it must be an integer from 1 to 128"),
         (
             {"repetition_penalty": 1e-40},
@@ -140,6 +143,12 @@ def test_stream_options_are_of_streams_only() -> None:
 )
 def test_what_is_wrong_is_said_in_our_words(fields: dict[str, Any], message: str) -> None:
     assert message in str(refusal(**fields))
+
+
+def test_an_integer_may_be_written_with_a_point() -> None:
+    """As clients do that compute it, `max_tokens=4096 / 2` say; JSON knows no other numbers."""
+    parsed = parse(CompletionRequest, body(max_tokens=2.0, seed=-7.0, temperature=1.0))
+    assert repr([parsed.max_tokens, parsed.seed, parsed.temperature]) == "[2, -7, 1.0]"
 
 
 @pytest.mark.parametrize("key", ["٣", "-1", "+5", "05", " 5", "5.0", "x", "", "9" * 5000, "\ud800"])

@@ -1,0 +1,178 @@
+"""Tables of the docs that are made of docs/results: of each setting the newest figures."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+DYNAMIC = "dynamic"
+TEXTS = {
+    "easy": "unseen code",
+    "hard": "random characters",
+    "copy": "repeated code",
+    "repeat": "the same code behind numbers that differ",
+    "edit": "a text that the client has, one word in twelve edited",
+}
+TEXTS_OF_DRAFTERS = ("copy", "repeat", "edit", "easy")
+CHAIN = {"drafter": "prompt_lookup,suffix,model"}
+OTHER_TOKENIZER = {"drafter": "model", "draft": "other-tokenizer"}
+DRAFTERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "`prompt_lookup`": ("prompt_lookup", CHAIN),
+    "`suffix`": ("suffix", CHAIN),
+    "`model`": ("model", CHAIN),
+    "`predicted`": ("predicted", CHAIN),
+    "all of these, `prompt_lookup,suffix,model`": ("auto", CHAIN),
+    "`model` with a tokenizer of its own, `intersection`": (
+        "auto",
+        {**OTHER_TOKENIZER, "heterogeneous_vocab": "intersection"},
+    ),
+    "the same, `retokenize`": ("auto", {**OTHER_TOKENIZER, "heterogeneous_vocab": "retokenize"}),
+    "`early_exit`, first layer of a target trained for it": (
+        "auto",
+        {"drafter": "early_exit", "target": "early-exit-grown"},
+    ),
+}
+"""What drafts, in words: the mode of its requests and the options of its app."""
+DEFAULT_OPTIONS = {
+    "target": None,
+    "draft": "tandem-demo-draft",
+    "drafter": "model",
+    "heterogeneous_vocab": "auto",
+}
+
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The rows of one run of `tandem bench app`, of one text, temperature and number of streams."""
+
+    result: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+
+    @cached_property
+    def plain(self) -> Mapping[str, Any]:
+        return next(row for row in self.rows if row["setting"]["gamma"] == 0)
+
+    @cached_property
+    def best_fixed(self) -> Mapping[str, Any]:
+        fixed = [row for row in self.rows if row["setting"]["gamma"] != DYNAMIC]
+        return max(fixed, key=lambda row: float(row["tokens_per_s"]))
+
+    def dynamic(self, mode: str = "auto") -> Mapping[str, Any] | None:
+        for row in self.rows:
+            if (row["setting"]["gamma"], row["setting"].get("mode", "auto")) == (DYNAMIC, mode):
+                return row
+        return None
+
+    @property
+    def source(self) -> str:
+        return _source(self.result)
+
+
+def _source(result: Mapping[str, Any]) -> str:
+    """The day and the machine."""
+    hardware = result["hardware"]
+    device = hardware["gpu"] or f"{hardware['num_cores']} cores of an {hardware['cpu']}"
+    return f"on {result['date'][:10]} on {device}"
+
+
+def _results(subject: str) -> Iterator[Mapping[str, Any]]:
+    """What `tandem bench` has found about a subject."""
+    for path in RESULTS.glob("*.json"):
+        for command, result in json.loads(path.read_text()).items():
+            if command.startswith(f"tandem bench {subject}"):
+                yield result
+
+
+def _measurements(
+    options: Mapping[str, str], *, text: str, temperature: float, streams: int
+) -> Iterator[Measurement]:
+    """What was measured with these options of the app, in no order."""
+    wanted = {**DEFAULT_OPTIONS, **options}
+    for result in _results("app"):
+        own = {**DEFAULT_OPTIONS, **result["options"]}
+        if any(own[name] != value for name, value in wanted.items()):
+            continue
+        place = {"text": text, "temperature": temperature, "concurrency": streams}
+        rows = [row for row in result["rows"] if place.items() <= row["setting"].items()]
+        if rows:
+            yield Measurement(result=result, rows=tuple(rows))
+
+
+def _newest(measured: Iterable[Measurement]) -> Measurement | None:
+    return max(measured, key=lambda each: str(each.result["date"]), default=None)
+
+
+def _ratio(row: Mapping[str, Any] | None) -> str:
+    """Times plain decoding: median, least and most of the repeats."""
+    if row is None:
+        return ""
+    ratios = row["speedups"]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def gains_of_drafters(*, streams: int) -> tuple[Rows, str]:
+    """Lines of (drafter, times plain decoding by text ...), and where they are from."""
+    lines, sources = [], set()
+    for drafter, (mode, options) in DRAFTERS.items():
+        cells = []
+        for text in TEXTS_OF_DRAFTERS:
+            found = _newest(_measurements(options, text=text, temperature=0.0, streams=streams))
+            row = found and found.dynamic(mode)
+            cells.append(f"{_ratio(row)}, {row['tau']:.1f}" if row else "")
+            if found and row:
+                sources.add(found.source)
+        lines.append((drafter, *cells))
+    return lines, " and ".join(sorted(sources))
+
+
+def gains_of_dynamic() -> tuple[Rows, str]:
+    """Lines of (text, streams, tokens/s plain, best fixed and dynamic, ratios), and their sources.
+
+    Of runs that compared at least three fixed lengths.
+    """
+    lines, sources = [], set()
+    for text in ("easy", "hard", "copy"):
+        for streams in (1, 8, 32):
+            greedy, sampled = _comparison(text, streams, 0.0), _comparison(text, streams, 0.8)
+            if greedy is not None:
+                lines.append((f"{TEXTS[text]}, {streams}", *_compared(greedy, sampled)))
+                sources.add(greedy.source)
+    return lines, " and ".join(sorted(sources))
+
+
+def _comparison(text: str, streams: int, temperature: float) -> Measurement | None:
+    """The newest run of default drafters with at least three fixed lengths and a dynamic one."""
+    measured = _measurements({}, text=text, temperature=temperature, streams=streams)
+    return _newest(each for each in measured if len(each.rows) > 3 and each.dynamic())
+
+
+def _compared(greedy: Measurement, sampled: Measurement | None) -> tuple[str, ...]:
+    best, dynamic = greedy.best_fixed, greedy.dynamic()
+    assert dynamic is not None
+    return (
+        f"{greedy.plain['tokens_per_s']:.0f}",
+        f"{best['tokens_per_s']:.0f} (gamma {best['setting']['gamma']})",
+        f"{dynamic['tokens_per_s']:.0f}",
+        _ratio(dynamic),
+        _ratio(sampled and sampled.dynamic()),
+    )
+
+
+def beside_transformers() -> str:
+    """A sentence about prompt lookup, of one stream of repeated code."""
+    newest = max(_results("lookup"), key=lambda result: str(result["date"]))
+    speeds = {way["name"]: median(way["tokens_per_s"]) for way in newest["ways"]}
+    alone, theirs, ours = (
+        speeds[name]
+        for name in ("transformers", "transformers, prompt lookup", "tandem, prompt_lookup")
+    )
+    return (
+        f"`generate` {alone:.1f} tokens/s, with its prompt lookup {theirs:.1f}; Tandem with "
+        f"`drafter=prompt_lookup` {ours:.1f}, {ours / theirs:.1f} times that ({_source(newest)}).\n"
+    )
