@@ -124,11 +124,15 @@ def _plain(value: Any) -> Any:
 
 
 def _commit() -> str:
-    """The commit, with a mark where files differ from it: such figures are not its own."""
+    """The commit, with a mark where files differ from it: such figures are not its own.
+
+    Other than results, which the last command may have written.
+    """
     commit = _git("rev-parse", "--short=12", "HEAD")
     if not commit:
         return "unknown"
-    return f"{commit} with changes" if _git("status", "--porcelain") else commit
+    changes = _git("status", "--porcelain", "--", ":(top)", ":(top,exclude)docs/results")
+    return f"{commit} with changes" if changes else commit
 
 
 def _git(*arguments: str) -> str:
