@@ -152,7 +152,8 @@ def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
     }
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in loads}
     for setting, load in loads.items():  # the first of everything is slower
-        measure(server, setting, replace(load.again(), prompts=load.prompts[:2]))
+        few = replace(setting, concurrency=min(2, setting.concurrency))
+        measure(server, few, replace(load.again(), prompts=load.prompts[:2]))
     progress = tqdm(total=len(loads) * options.repeats, desc="app")
     for _ in range(options.repeats):
         for setting, load in loads.items():

@@ -10,7 +10,7 @@ import httpx
 from tests.integration.conftest import Served, request
 
 NUM_REQUESTS = 40
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 CHAIN = "prompt_lookup,suffix,model,early_exit"
 OPTIONS: dict[str, Any] = {"drafter": CHAIN, "early_exit_layer": 2}
 """The options of an app that serves these requests."""

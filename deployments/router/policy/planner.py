@@ -194,7 +194,8 @@ def _making_s(
     shares = shares[:, own]
     _, num_sequences, depth = shares.shape
     goes_on = 1.0 - np.prod(1.0 - shares[:, :, : depth - 1], axis=1)
-    num_steps = 1.0 + np.pad(goes_on.cumsum(axis=1), ((0, 0), (1, 0)))
+    num_steps = np.ones(shares.shape[::2])
+    num_steps[:, 1:] += goes_on.cumsum(axis=1)
     is_asked = shares[:, :, :1].any(axis=1)
     making_s: Floats = is_asked * seconds(num_sequences, num_steps)
     return making_s
