@@ -136,14 +136,18 @@ def gains_of_dynamic() -> tuple[Rows, str]:
 
     Of runs that compared at least three fixed lengths.
     """
-    lines, sources = [], set()
+    lines: Rows = []
+    sources: dict[str, set[str]] = {"greedy": set(), "sampled": set()}
     for text in ("easy", "hard", "copy"):
         for streams in (1, 8, 32):
             greedy, sampled = _comparison(text, streams, 0.0), _comparison(text, streams, 0.8)
             if greedy is not None:
                 lines.append((f"{TEXTS[text]}, {streams}", *_compared(greedy, sampled)))
-                sources.add(greedy.source)
-    return lines, " and ".join(sorted(sources))
+                sources["greedy"].add(greedy.source)
+                sources["sampled"] |= {sampled.source} if sampled else set()
+    return lines, "; ".join(
+        f"{way} {' and '.join(sorted(days))}" for way, days in sources.items() if days
+    )
 
 
 def _comparison(text: str, streams: int, temperature: float) -> Measurement | None:

@@ -43,6 +43,14 @@ def make_controller(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What `choose` is asked."""
+
+    candidates: tuple[Candidate, ...]
+    num_prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(Decision):
     """A decision for drafts, and the plan behind it."""
 
@@ -50,7 +58,11 @@ class Planned(Decision):
 
 
 class DynamicGamma:
-    """A controller that learns from what it is told of the rounds."""
+    """A controller that learns from what it is told of the rounds.
+
+    Most rounds ask what the one before did. So the next plan is made when a round is observed,
+    while the workers are busy, and not when they wait for it.
+    """
 
     def __init__(
         self, *, target_steps: Sequence[StepTime] = (), draft_steps: Sequence[StepTime] = ()
@@ -62,25 +74,26 @@ class DynamicGamma:
         """The most tokens of prompts that waited yet; the target says those that fit a step."""
         self._is_idle = False
         """Whether drafts did not pay in the last round."""
+        self._question: Question | None = None
+        """What was asked last."""
+        self._is_repeated = False
+        """Whether the same was asked before."""
+        self._next_plan: Plan | None = None
+        """What to answer if it is asked once more, where that is known."""
 
     def use_steps(
         self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
     ) -> None:
         self._latency = Latency(target_steps=target_steps, draft_steps=draft_steps)
+        self._next_plan = None
 
     def choose(self, candidates: Sequence[Candidate], *, num_prefill_tokens: int) -> Decision:
         if not candidates:
             return _plainly(0, Reason.NOT_WORTH)
-        plan = best_plan(
-            self._acceptance.foresee(
-                candidates,
-                num_samples=max(2, NUM_SAMPLES // len(candidates)),
-                optimism=OPTIMISM if self._is_idle else 0.0,
-            ),
-            [candidate.maker for candidate in candidates],
-            self._latency,
-            self._prompts(num_prefill_tokens),
-        )
+        question = Question(candidates=tuple(candidates), num_prefill_tokens=num_prefill_tokens)
+        self._is_repeated = question == self._question
+        plan = (self._next_plan if self._is_repeated else None) or self._plan(question)
+        self._question, self._next_plan = question, None
         pays, is_try = plan.loss_s < 0.0, False
         if num_prefill_tokens == 0:
             self._is_idle = not pays
@@ -109,6 +122,21 @@ class DynamicGamma:
         num_sequences = max(1, observed.num_sequences)
         plain_s = self._latency.verify_s(num_sequences, num_sequences, is_after_drafting=False)
         self._exploration.observe(observed, token_s=float(plain_s) / num_sequences)
+        if self._question is not None and self._is_repeated:
+            self._next_plan = self._plan(self._question)
+
+    def _plan(self, question: Question) -> Plan:
+        candidates = question.candidates
+        return best_plan(
+            self._acceptance.foresee(
+                candidates,
+                num_samples=max(2, NUM_SAMPLES // len(candidates)),
+                optimism=OPTIMISM if self._is_idle else 0.0,
+            ),
+            [candidate.maker for candidate in candidates],
+            self._latency,
+            self._prompts(question.num_prefill_tokens),
+        )
 
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)

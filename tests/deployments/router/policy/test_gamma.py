@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
+from typing import Any
 
 import pytest
 
+from deployments.router.policy import controller as controller_module
 from deployments.router.policy.controller import DynamicGamma
 from deployments.router.policy.gamma import (
     Candidate,
@@ -16,6 +18,7 @@ from deployments.router.policy.gamma import (
     Outcome,
     Reason,
 )
+from deployments.router.policy.planner import Plan, best_plan
 from tests.deployments.router.policy.machines import (
     CPU,
     FIXED,
@@ -246,3 +249,52 @@ def test_the_target_drafts_itself_where_its_first_layers_are_few(share: float, p
         controller.observe(observed)
     decisions = [controller.choose([candidate], num_prefill_tokens=0) for _ in range(3)]
     assert any(decisions[-1].gammas) is pays
+
+
+class LatePlanner(DynamicGamma):
+    """Makes every plan when it is asked for it."""
+
+    def observe(self, observed: ObservedRound) -> None:
+        super().observe(observed)
+        self._next_plan = None
+
+
+@pytest.mark.parametrize("num_prefill_tokens", [0, 200])
+def test_a_plan_made_while_workers_are_busy_is_that_of_its_round(num_prefill_tokens: int) -> None:
+    runs = [
+        simulate(
+            make(**CPU.measured()), CPU, lambda _: [0.6] * 4, 200, chance=varied,
+            beside=lambda run: num_prefill_tokens * (len(run.tokens) % 3 == 0),
+        )
+        for make in (DynamicGamma, LatePlanner)
+    ]  # fmt: skip
+    assert any(map(any, runs[0].gammas))
+    assert runs[0].gammas == runs[1].gammas
+
+
+def test_a_round_like_the_last_ones_waits_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[str] = []
+    when = ""
+
+    def counted(*args: Any) -> Plan:
+        plans.append(when)
+        return best_plan(*args)
+
+    monkeypatch.setattr(controller_module, "best_plan", counted)
+    controller = CPU.controller()
+    for asked in ("ab", "ab", "ab", "b", "ab"):
+        when = f"choose {asked}"
+        candidates = [Candidate(seq_id=seq_id, max_gamma=4) for seq_id in asked]
+        controller.choose(candidates, num_prefill_tokens=0)
+        when = f"observe {asked}"
+        controller.observe(plain_round(num_sequences=len(asked)))
+    assert plans == ["choose ab", "choose ab", "observe ab", "observe ab", "choose b", "choose ab"]
+
+
+def plain_round(*, num_sequences: int) -> ObservedRound:
+    seconds = CPU.step_s(num_sequences)
+    return ObservedRound(
+        reason=Reason.NOT_WORTH, outcomes=(), num_sequences=num_sequences, num_drafted=0,
+        longest_draft=0, num_tokens=num_sequences, num_committed=num_sequences, draft_s=None,
+        draft_compute_s=0.0, verify_s=seconds, verify_compute_s=seconds, round_s=seconds,
+    )  # fmt: skip
