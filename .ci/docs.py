@@ -278,9 +278,10 @@ def gains_of_dynamic() -> str:
         "`gamma=dynamic`",
         "dynamic / plain",
         "the same at temperature 0.8",
+        "measured on (greedy, sampled)",
     )
-    rows, sources = measured.gains_of_dynamic()
-    return table(header, rows) + f"\nMeasured {sources}.\n"
+    rows, machines = measured.gains_of_dynamic()
+    return table(header, rows) + f"\nMeasured {machines}.\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -74,11 +74,18 @@ class Measurement:
         return _source(self.result)
 
 
+def _day(result: Mapping[str, Any]) -> str:
+    return str(result["date"])[:10]
+
+
+def _machine(result: Mapping[str, Any]) -> str:
+    hardware = result["hardware"]
+    return hardware["gpu"] or f"{hardware['num_cores']} cores of an {hardware['cpu']}"
+
+
 def _source(result: Mapping[str, Any]) -> str:
     """The day and the machine."""
-    hardware = result["hardware"]
-    device = hardware["gpu"] or f"{hardware['num_cores']} cores of an {hardware['cpu']}"
-    return f"on {result['date'][:10]} on {device}"
+    return f"on {_day(result)} on {_machine(result)}"
 
 
 def _results(subject: str) -> Iterator[Mapping[str, Any]]:
@@ -132,22 +139,19 @@ def gains_of_drafters(*, streams: int) -> tuple[Rows, str]:
 
 
 def gains_of_dynamic() -> tuple[Rows, str]:
-    """Lines of (text, streams, tokens/s plain, best fixed and dynamic, ratios), and their sources.
+    """Lines of (text, streams, tokens/s plain, best fixed and dynamic, ratios, days), and the
+    machines.
 
     Of runs that compared at least three fixed lengths.
     """
-    lines: Rows = []
-    sources: dict[str, set[str]] = {"greedy": set(), "sampled": set()}
+    lines, machines = [], set()
     for text in ("easy", "hard", "copy"):
         for streams in (1, 8, 32):
             greedy, sampled = _comparison(text, streams, 0.0), _comparison(text, streams, 0.8)
             if greedy is not None:
                 lines.append((f"{TEXTS[text]}, {streams}", *_compared(greedy, sampled)))
-                sources["greedy"].add(greedy.source)
-                sources["sampled"] |= {sampled.source} if sampled else set()
-    return lines, "; ".join(
-        f"{way} {' and '.join(sorted(days))}" for way, days in sources.items() if days
-    )
+                machines |= {_machine(each.result) for each in (greedy, sampled) if each}
+    return lines, f"on {' and '.join(sorted(machines))}"
 
 
 def _comparison(text: str, streams: int, temperature: float) -> Measurement | None:
@@ -165,6 +169,7 @@ def _compared(greedy: Measurement, sampled: Measurement | None) -> tuple[str, ..
         f"{dynamic['tokens_per_s']:.0f}",
         _ratio(dynamic),
         _ratio(sampled and sampled.dynamic()),
+        ", ".join(dict.fromkeys(_day(each.result) for each in (greedy, sampled) if each)),
     )
 
 
