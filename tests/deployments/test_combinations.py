@@ -49,6 +49,7 @@ TOLERANCE = 1e-4
 Request = CompletionRequest | ChatCompletionRequest
 Case = tuple[str, str, int]
 """A feature, how tokens are chosen, and which prompt."""
+Requests = dict[Case, Request]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def request(prompt: str, **fields: Any) -> Request:
     return ChatCompletionRequest.model_validate({"messages": [message], **fields})
 
 
-def requests() -> dict[Case, Request]:
+def requests() -> Requests:
     return {
         (name, word, index): request(
             prompt, **{"max_tokens": NUM_TOKENS, "seed": 11 + index, **way, **fields}
@@ -112,7 +113,7 @@ async def answer(serving: LocalServing, request: Request) -> Answer:
     return Answer(deltas=deltas, usage=generation.usage, num_run=target.work.num_tokens - num_run)
 
 
-def all_but_a_third(turn: int) -> dict[Case, Request]:
+def all_but_a_third(turn: int) -> Requests:
     """Of each feature, greedily and sampled, two of the three prompts; others in another turn."""
     numbers = {name: number for number, name in enumerate(FEATURES)}
     return {
@@ -122,9 +123,7 @@ def all_but_a_third(turn: int) -> dict[Case, Request]:
     }
 
 
-async def answer_all(
-    serving: LocalServing, cases: dict[Case, Request], *, at_a_time: int
-) -> Answers:
+async def answer_all(serving: LocalServing, cases: Requests, *, at_a_time: int) -> Answers:
     slots = asyncio.Semaphore(at_a_time)
 
     async def one(request: Request) -> Answer:
