@@ -115,11 +115,10 @@ async def answer(serving: LocalServing, request: Request) -> Answer:
 
 def all_but_a_third(turn: int) -> Requests:
     """Of each feature, greedily and sampled, two of the three prompts; others in another turn."""
-    numbers = {name: number for number, name in enumerate(FEATURES)}
     return {
         (name, word, index): request
         for (name, word, index), request in requests().items()
-        if index != (numbers[name] + (word == "sampled") + turn) % len(PROMPTS)
+        if index != ([*FEATURES].index(name) + (word == "sampled") + turn) % len(PROMPTS)
     }
 
 
@@ -215,8 +214,8 @@ async def test_drafts_change_nothing(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(tokenizer),
     ) as serving:
-        cases = all_but_a_third(turn=CELLS.index((option, gamma)))
-        answers = await answer_all(serving, cases, at_a_time=12)
+        turn = CELLS.index((option, gamma))
+        answers = await answer_all(serving, all_but_a_third(turn), at_a_time=12)
         await serving.wait_until_nothing_is_held()
     for case, answer in answers.items():
         if gamma != 0 and not has_one_text(*case[:2]):
