@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tandem.bench.rows import AUTO, DYNAMIC, paired_ratios, with_spread
+
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-DYNAMIC = "dynamic"
 TEXTS = {
     "easy": "unseen code",
     "hard": "random characters",
@@ -25,14 +26,14 @@ DRAFTERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "`suffix`": ("suffix", CHAIN),
     "`model`": ("model", CHAIN),
     "`predicted`": ("predicted", CHAIN),
-    "all of these, `prompt_lookup,suffix,model`": ("auto", CHAIN),
+    "all of these, `prompt_lookup,suffix,model`": (AUTO, CHAIN),
     "`model` with a tokenizer of its own, `intersection`": (
-        "auto",
+        AUTO,
         {**OTHER_TOKENIZER, "heterogeneous_vocab": "intersection"},
     ),
-    "the same, `retokenize`": ("auto", {**OTHER_TOKENIZER, "heterogeneous_vocab": "retokenize"}),
+    "the same, `retokenize`": (AUTO, {**OTHER_TOKENIZER, "heterogeneous_vocab": "retokenize"}),
     "`early_exit`, first layer of a target trained for it": (
-        "auto",
+        AUTO,
         {"drafter": "early_exit", "target": "early-exit-grown"},
     ),
 }
@@ -63,9 +64,9 @@ class Measurement:
         fixed = [row for row in self.rows if row["setting"]["gamma"] != DYNAMIC]
         return max(fixed, key=lambda row: float(row["tokens_per_s"]))
 
-    def dynamic(self, mode: str = "auto") -> Mapping[str, Any] | None:
+    def dynamic(self, mode: str = AUTO) -> Mapping[str, Any] | None:
         for row in self.rows:
-            if (row["setting"]["gamma"], row["setting"].get("mode", "auto")) == (DYNAMIC, mode):
+            if (row["setting"]["gamma"], row["setting"].get("mode", AUTO)) == (DYNAMIC, mode):
                 return row
         return None
 
@@ -115,14 +116,6 @@ def _newest(measured: Iterable[Measurement]) -> Measurement | None:
     return max(measured, key=lambda each: str(each.result["date"]), default=None)
 
 
-def _ratio(row: Mapping[str, Any] | None) -> str:
-    """Times plain decoding: median, least and most of the repeats."""
-    if row is None:
-        return ""
-    ratios = row["speedups"]
-    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
 def gains_of_drafters(*, streams: int) -> tuple[Rows, str]:
     """Lines of (drafter, times plain decoding by text ...), and where they are from."""
     lines, sources = [], set()
@@ -131,7 +124,7 @@ def gains_of_drafters(*, streams: int) -> tuple[Rows, str]:
         for text in TEXTS_OF_DRAFTERS:
             found = _newest(_measurements(options, text=text, temperature=0.0, streams=streams))
             row = found and found.dynamic(mode)
-            cells.append(f"{_ratio(row)}, {row['tau']:.1f}" if row else "")
+            cells.append(f"{with_spread(row['speedups'])}, {row['tau']:.1f}" if row else "")
             if found and row:
                 sources.add(found.source)
         lines.append((drafter, *cells))
@@ -161,14 +154,16 @@ def _comparison(text: str, streams: int, temperature: float) -> Measurement | No
 
 
 def _compared(greedy: Measurement, sampled: Measurement | None) -> tuple[str, ...]:
+    """The cells of a line, behind its text and streams."""
     best, dynamic = greedy.best_fixed, greedy.dynamic()
+    drawn = sampled and sampled.dynamic()
     assert dynamic is not None
     return (
         f"{greedy.plain['tokens_per_s']:.0f}",
         f"{best['tokens_per_s']:.0f} (gamma {best['setting']['gamma']})",
         f"{dynamic['tokens_per_s']:.0f}",
-        _ratio(dynamic),
-        _ratio(sampled and sampled.dynamic()),
+        with_spread(dynamic["speedups"]),
+        with_spread(drawn["speedups"] if drawn else ()),
         ", ".join(dict.fromkeys(_day(each.result) for each in (greedy, sampled) if each)),
     )
 
@@ -176,12 +171,14 @@ def _compared(greedy: Measurement, sampled: Measurement | None) -> tuple[str, ..
 def beside_transformers() -> str:
     """A sentence about prompt lookup, of one stream of repeated code."""
     newest = max(_results("lookup"), key=lambda result: str(result["date"]))
-    speeds = {way["name"]: median(way["tokens_per_s"]) for way in newest["ways"]}
+    speeds = {way["name"]: way["tokens_per_s"] for way in newest["ways"]}
     alone, theirs, ours = (
         speeds[name]
         for name in ("transformers", "transformers, prompt lookup", "tandem, prompt_lookup")
     )
+    times = median(paired_ratios(ours, theirs))
     return (
-        f"`generate` {alone:.1f} tokens/s, with its prompt lookup {theirs:.1f}; Tandem with "
-        f"`drafter=prompt_lookup` {ours:.1f}, {ours / theirs:.1f} times that ({_source(newest)}).\n"
+        f"`generate` {median(alone):.1f} tokens/s, with its prompt lookup {median(theirs):.1f}; "
+        f"Tandem with `drafter=prompt_lookup` {median(ours):.1f}, {times:.2f} times that by "
+        f"repeat ({_source(newest)}).\n"
     )

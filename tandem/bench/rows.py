@@ -160,10 +160,12 @@ def _mean_s(counters: Sequence[Counters], phase: str) -> float | None:
     return median(means) if means else None
 
 
-def _ratio(ratios: Sequence[float]) -> str:
-    """The median, and the least and the most."""
+def with_spread(ratios: Sequence[float]) -> str:
+    """The median of the repeats, and the least and the most; empty without any."""
     if not ratios:
         return ""
+    if len(ratios) == 1:
+        return f"{ratios[0]:.2f} (one run)"
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
@@ -178,9 +180,9 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "mode": lambda row: row.setting.mode,
     "gamma": lambda row: str(row.setting.gamma),
     "tokens/s": lambda row: f"{row.tokens_per_s:.1f}",
-    "/ gamma 0": lambda row: _ratio(row.speedups),
+    "/ gamma 0": lambda row: with_spread(row.speedups),
     "after first tokens": lambda row: number(row.later_speedup, ".2f"),
-    "/ best fixed": lambda row: _ratio(row.beside_best),
+    "/ best fixed": lambda row: with_spread(row.beside_best),
     "mean gamma": lambda row: number(row.mean_gamma, ".1f"),
     "alpha": lambda row: number(row.alpha, ".3f"),
     "tau": lambda row: number(row.tau, ".2f"),

@@ -114,7 +114,7 @@ async def answer(serving: LocalServing, request: Request) -> Answer:
 
 
 def all_but_a_third(turn: int) -> Requests:
-    """Of each feature, greedily and sampled, two of the three prompts; others in another turn."""
+    """Requests for each feature, greedy and sampled, of two prompts; turns leave out others."""
     return {
         (name, word, index): request
         for (name, word, index), request in requests().items()

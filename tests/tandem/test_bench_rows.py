@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.bench.options import LoadOptions
-from tandem.bench.rows import COLUMNS, make_rows, make_settings
+from tandem.bench.rows import COLUMNS, make_rows, make_settings, with_spread
 from tandem.live.counters import Counters, parse_counters
 from tests.tandem.results import make_sample, make_setting
 
@@ -84,3 +84,9 @@ class TestRows:
         _, _, model, suffix = make_rows(samples)
         assert (model.speedups, model.beside_best) == ((2,), (2,))
         assert (suffix.speedups, suffix.beside_best) == ((2.5,), (0.5,))
+
+
+def test_a_single_run_is_not_shown_as_if_it_had_a_spread() -> None:
+    assert with_spread([1.2, 0.9, 1.0]) == "1.00 (0.90 to 1.20)"
+    assert with_spread([1.2]) == "1.20 (one run)"
+    assert with_spread([]) == ""

@@ -77,7 +77,7 @@ class DynamicGamma:
         self._question: Question | None = None
         """What was asked last."""
         self._is_repeated = False
-        """Whether the same was asked before."""
+        """Whether the question before it was the same."""
         self._next_plan: Plan | None = None
         """What to answer if it is asked once more, where that is known."""
 
