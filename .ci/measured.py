@@ -135,7 +135,7 @@ def gains_of_dynamic() -> tuple[Rows, str]:
     """Lines of (text, streams, tokens/s plain, best fixed and dynamic, ratios, days), and the
     machines.
 
-    Of runs that compared at least three fixed lengths.
+    Of runs that compared at least two fixed lengths.
     """
     lines, machines = [], set()
     for text in ("easy", "hard", "copy"):
@@ -148,9 +148,9 @@ def gains_of_dynamic() -> tuple[Rows, str]:
 
 
 def _comparison(text: str, streams: int, temperature: float) -> Measurement | None:
-    """The newest run of default drafters with at least three fixed lengths and a dynamic one."""
+    """The newest run of default drafters with at least two fixed lengths and a dynamic one."""
     measured = _measurements({}, text=text, temperature=temperature, streams=streams)
-    return _newest(each for each in measured if len(each.rows) > 3 and each.dynamic())
+    return _newest(each for each in measured if len(each.rows) > 2 and each.dynamic())
 
 
 def _compared(greedy: Measurement, sampled: Measurement | None) -> tuple[str, ...]:

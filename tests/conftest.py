@@ -31,11 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-combinations",
         action="store_true",
-        help="run tests marked `covering` with all combinations of their values",
+        help="run what is tried together in all combinations, not in pairs or by turns",
     )
     parser.addoption(
         "--seed", type=int, default=0, help="the seed of tests/compat/test_schemathesis.py"
     )
+
+
+@pytest.fixture(scope="session")
+def has_all_combinations(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("all_combinations"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,7 +14,7 @@ from tandem.bench.options import AppOptions, LoadOptions, ModelOptions, command_
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import AUTO, COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
 from tandem.demo.grow import grown_target
-from tandem.live.client import Load
+from tandem.live.client import Load, LoadResult
 from tandem.live.texts import KINDS, edited, make_prompts
 from workers.errors import ConfigError
 from workers.model import load_config
@@ -113,12 +113,10 @@ def target_folder(options: ModelOptions) -> str:
     return target
 
 
-def measure(server: "LiveServer", setting: Setting, load: Load) -> Sample:
+def complete(server: "LiveServer", setting: Setting, load: Load) -> LoadResult:
     """Complete a load, so many prompts at a time as the setting says; raises LoadError."""
-    before = server.counters()
     server.set_gamma(setting.gamma)
-    result = server.run(load, concurrency=setting.concurrency)
-    return Sample(load=result, counters=server.counters().since(before))
+    return server.run(load, concurrency=setting.concurrency)
 
 
 def _load(options: Options, setting: Setting, server: "LiveServer") -> Load:
@@ -153,11 +151,14 @@ def _repeats(options: Options, server: "LiveServer") -> Iterator[list[Row]]:
     samples: dict[Setting, list[Sample]] = {setting: [] for setting in loads}
     for setting, load in loads.items():  # the first of everything is slower
         few = replace(setting, concurrency=min(2, setting.concurrency))
-        measure(server, few, replace(load.again(), prompts=load.prompts[:2]))
+        complete(server, few, replace(load.again(), prompts=load.prompts[:2]))
+    counters = server.counters()
     progress = tqdm(total=len(loads) * options.repeats, desc="app")
     for _ in range(options.repeats):
         for setting, load in loads.items():
-            samples[setting].append(measure(server, setting, load.again()))
+            result = complete(server, setting, load.again())
+            before, counters = counters, server.counters()
+            samples[setting].append(Sample(load=result, counters=counters.since(before)))
             progress.update()
         yield make_rows(samples)
     progress.close()

@@ -6,9 +6,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from deployments.api.chat import ChatCompletionRequest
+from deployments.api.completions import CompletionRequest
 from tests.grammars import ARITHMETIC, END_TOKEN, PERSON
 
 Gamma = int | Literal["dynamic"]
+Request = CompletionRequest | ChatCompletionRequest
+Case = tuple[str, str, int]
+"""A feature, how tokens are chosen, and which prompt."""
+Requests = dict[Case, Request]
+
+PROMPTS = ["the cat and the cat and the", "x", "def f(a, b): return a + b # " * 2]
+NUM_TOKENS = 24
+"""The most tokens of a completion."""
 
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit", "suffix,model")
 GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
@@ -135,6 +145,34 @@ UNDRAFTED = frozenset(
     {"max_tokens", "max_tokens of 0, with echo", "echo with logprobs", "speculation.mode"}
 )
 """The features whose requests have no drafts: the last token needs none."""
+
+
+def request(prompt: str, **fields: Any) -> Request:
+    if "tools" not in fields:
+        return CompletionRequest.model_validate({"prompt": prompt, **fields})
+    message = {"role": "user", "content": prompt}
+    return ChatCompletionRequest.model_validate({"messages": [message], **fields})
+
+
+def requests() -> Requests:
+    """Each feature with each prompt, greedy and sampled."""
+    return {
+        (name, word, index): request(
+            prompt, **{"max_tokens": NUM_TOKENS, "seed": 11 + index, **way, **fields}
+        )
+        for name, fields in FEATURES.items()
+        for word, way in {"greedy": GREEDY, "sampled": SAMPLED}.items()
+        for index, prompt in enumerate(PROMPTS)
+    }
+
+
+def some_requests(turn: int) -> Requests:
+    """A greedy and a sampled request for each feature, of two prompts; turns take others."""
+    return {
+        (name, word, index): request
+        for (name, word, index), request in requests().items()
+        if index == ([*FEATURES].index(name) + (word == "sampled") + turn) % len(PROMPTS)
+    }
 
 
 def has_one_text(feature: str, way: str) -> bool:

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.options import AppArgs
 from deployments.api.chat import ChatCompletionRequest
-from deployments.api.completions import CompletionRequest
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.generation import Usage
 from deployments.router.policy.controller import DynamicGamma
@@ -26,13 +25,18 @@ from tests.deployments.combinations import (
     CHAT_TEMPLATE,
     FEATURES,
     FREQUENT,
-    GREEDY,
-    SAMPLED,
+    NUM_TOKENS,
+    PROMPTS,
     STOP_TOKENS,
     TRIED,
     UNDRAFTED,
+    Case,
     Gamma,
+    Request,
+    Requests,
     has_one_text,
+    requests,
+    some_requests,
 )
 from tests.deployments.loops import CACHE, Models
 from tests.deployments.serving import LocalServing, local_serving
@@ -42,14 +46,7 @@ from workers.drafters.translated import make_drafter
 from workers.model import Model
 from workers.vocabulary import compare_vocabularies
 
-PROMPTS = ["the cat and the cat and the", "x", "def f(a, b): return a + b # " * 2]
-NUM_TOKENS = 24
 TOLERANCE = 1e-4
-
-Request = CompletionRequest | ChatCompletionRequest
-Case = tuple[str, str, int]
-"""A feature, how tokens are chosen, and which prompt."""
-Requests = dict[Case, Request]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,39 +84,12 @@ class CheapDrafts(DynamicGamma):
         )
 
 
-def request(prompt: str, **fields: Any) -> Request:
-    if "tools" not in fields:
-        return CompletionRequest.model_validate({"prompt": prompt, **fields})
-    message = {"role": "user", "content": prompt}
-    return ChatCompletionRequest.model_validate({"messages": [message], **fields})
-
-
-def requests() -> Requests:
-    return {
-        (name, word, index): request(
-            prompt, **{"max_tokens": NUM_TOKENS, "seed": 11 + index, **way, **fields}
-        )
-        for name, fields in FEATURES.items()
-        for word, way in {"greedy": GREEDY, "sampled": SAMPLED}.items()
-        for index, prompt in enumerate(PROMPTS)
-    }
-
-
 async def answer(serving: LocalServing, request: Request) -> Answer:
     (target,) = serving.targets.replicas.values()
     num_run = target.work.num_tokens
     async with serving.service.open(request.generation_request()) as generation:
         deltas = await generation.complete()
     return Answer(deltas=deltas, usage=generation.usage, num_run=target.work.num_tokens - num_run)
-
-
-def all_but_a_third(turn: int) -> Requests:
-    """Requests for each feature, greedy and sampled, of two prompts; turns leave out others."""
-    return {
-        (name, word, index): request
-        for (name, word, index), request in requests().items()
-        if index != ([*FEATURES].index(name) + (word == "sampled") + turn) % len(PROMPTS)
-    }
 
 
 async def answer_all(serving: LocalServing, cases: Requests, *, at_a_time: int) -> Answers:
@@ -199,7 +169,13 @@ CELLS = [(option, gamma) for option, gammas in TRIED.items() for gamma in gammas
 
 @pytest.mark.parametrize(("option", "gamma"), CELLS, ids=str)
 async def test_drafts_change_nothing(
-    option: str, gamma: Gamma, models: Models, permuted: Model, tokenizer: Any, plain: Answers
+    option: str,
+    gamma: Gamma,
+    has_all_combinations: bool,
+    models: Models,
+    permuted: Model,
+    tokenizer: Any,
+    plain: Answers,
 ) -> None:
     name, _, value = option.partition("=")
     others: dict[str, Any] = {"early_exit_layer": 2} if "early_exit" in value else {}
@@ -214,8 +190,8 @@ async def test_drafts_change_nothing(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(tokenizer),
     ) as serving:
-        turn = CELLS.index((option, gamma))
-        answers = await answer_all(serving, all_but_a_third(turn), at_a_time=12)
+        cases = requests() if has_all_combinations else some_requests(CELLS.index((option, gamma)))
+        answers = await answer_all(serving, cases, at_a_time=12)
         await serving.wait_until_nothing_is_held()
     for case, answer in answers.items():
         if gamma != 0 and not has_one_text(*case[:2]):

@@ -63,7 +63,7 @@ class TestBundledPair:
         )
         tokenizer = AutoTokenizer.from_pretrained(TARGET)
         num_agreed, num_tokens = 0, 0
-        for prompt in held_out_prompts(Corpus.load(), 12):
+        for prompt in held_out_prompts(Corpus.load(), 6):
             inputs = tokenizer(prompt, return_tensors="pt")
             prompt_len = inputs.input_ids.shape[1]
             output = target.generate(

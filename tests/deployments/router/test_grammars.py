@@ -50,7 +50,7 @@ def all_params() -> list[GenerationParams]:
             ),
             max_tokens=60,
         )
-        for seed in range(3 * len(grammars))
+        for seed in range(2 * len(grammars))
     ]
 
 
