@@ -144,7 +144,7 @@ class AppArgs(BaseModel):
     """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of a target step. By default all cores that its process may use, which the ranks
-    of a group share."""
+    of a group share, and one for weights below 8 MiB."""
     draft_num_threads: int = Field(default=1, ge=1)
     """CPU threads of a draft step. A small model gains nothing from more, and its idle threads
     would slow the target down."""

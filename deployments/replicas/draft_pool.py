@@ -18,6 +18,8 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
     """Drafts for all routers, over streams; see `ModelDrafter.propose` for the contract."""
 
     async def __init__(self, args: AppArgs, hub_token: HubToken) -> None:  # type: ignore[misc]
+        import torch
+
         from workers.drafters.model import ModelDrafter, load_draft_model
         from workers.drafters.translated import make_drafter
         from workers.paged_model import CacheOptions
@@ -31,6 +33,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
             logger.info("draft %s: %s", args.draft_model, vocabulary.description)
 
         def make_worker() -> ModelDrafter:
+            torch.set_num_threads(args.draft_num_threads)
             model = load_draft_model(
                 draft,
                 dtype=args.dtype,
@@ -47,6 +50,4 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
             )
             return make_drafter(model, vocabulary, cache, target=target)
 
-        await self._start(
-            args, make_worker, PROPOSE, role="draft", num_threads=args.draft_num_threads
-        )
+        await self._start(args, make_worker, PROPOSE, role="draft")

@@ -22,12 +22,7 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
     """Verifies for all routers, over streams; see `Target.verify` for the contract."""
 
     async def __init__(self, args: AppArgs, hub_token: HubToken) -> None:  # type: ignore[misc]
-        from deployments.replicas.target_model import (
-            check_target,
-            load_target,
-            num_target_threads,
-            target_cache,
-        )
+        from deployments.replicas.target_model import check_target, load_target, target_cache
         from workers.model import resolve_device
         from workers.target import Target
 
@@ -51,7 +46,6 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
             make_target,
             VERIFY,
             role="target",
-            num_threads=num_target_threads(args),
             can_compile=self._ranks is None,  # what ranks exchange is no part of a graph
         )
         if self._ranks is None:

@@ -1,10 +1,13 @@
 """What a rank of a target group loads: alike for all ranks. Imports torch."""
 
+import torch
+
 from cluster import bundled
 from cluster.cores import usable_cores
 from cluster.gpu_shares import target_gpu_share
 from cluster.placement import check_tensor_parallel
 from deployments.args import AppArgs
+from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.model import Model, load_config, load_model
 from workers.paged_model import CacheOptions
 
@@ -19,14 +22,17 @@ def check_target(args: AppArgs) -> None:
 
 
 def load_target(args: AppArgs) -> Model:
-    """This rank's shard of the target, or all of it; raises as load_model."""
-    return load_model(
+    """This rank's shard of the target, or all of it, whose steps are the calling thread's: it gets
+    the threads for them. Raises as load_model."""
+    model = load_model(
         bundled.resolve(args.target_source),
         dtype=args.dtype,
         device=args.device,
         tp_size=args.tensor_parallel_size,
         quantization=args.quantization,
     )
+    torch.set_num_threads(num_target_threads(args, weight_bytes=model.num_weight_bytes))
+    return model
 
 
 def target_cache(args: AppArgs) -> CacheOptions:
@@ -40,6 +46,13 @@ def target_cache(args: AppArgs) -> CacheOptions:
     )
 
 
-def num_target_threads(args: AppArgs) -> int:
-    """CPU threads of each rank: by default the ranks share the cores of this process."""
+def num_target_threads(args: AppArgs, *, weight_bytes: int) -> int:
+    """CPU threads of a rank with so large a shard: by default the ranks share the cores of this
+    process, and weights that fit a core's caches have one.
+
+    Steps of those are so short that they would mostly wait for their other threads, whose cores
+    routers and clients use too.
+    """
+    if args.target_num_threads is None and weight_bytes < SMALL_MODEL_BYTES:
+        return 1
     return args.target_num_threads or max(1, usable_cores() // args.tensor_parallel_size)

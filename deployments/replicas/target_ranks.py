@@ -33,15 +33,12 @@ class TargetRank:
 
     def follow(self, args: AppArgs, hub_token: HubToken, point: "MeetingPoint", rank: int) -> None:
         """Never returns; raises when it or another rank is lost, or cannot be loaded."""
-        import torch
-
         from cluster.tensor_parallel import TensorParallelGroup
-        from deployments.replicas.target_model import load_target, num_target_threads, target_cache
+        from deployments.replicas.target_model import load_target, target_cache
         from workers.model import resolve_device
         from workers.paged_model import PagedModel
 
         hub_token.use()
-        torch.set_num_threads(num_target_threads(args))  # OpenMP counts per thread
         group = TensorParallelGroup(point, rank=rank, device_type=resolve_device(args.device).type)
         try:
             PagedModel(

@@ -84,17 +84,17 @@ class WorkerReplica(Generic[RequestT, ResultT]):
         codec: Codec[RequestT, ResultT],
         *,
         role: str,
-        num_threads: int,
         can_compile: bool = True,
     ) -> None:
-        """Make the worker; called from a constructor."""
-        import torch
+        """Make the worker; called from a constructor.
 
+        `make_worker` is called on the worker's thread, whose number of OpenMP threads it sets:
+        torch counts them for each calling thread.
+        """
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         compiling: list[threading.Thread] = []
 
         def make_on_thread() -> "StepWorker[RequestT, ResultT]":
-            torch.set_num_threads(num_threads)  # OpenMP counts per thread
             worker = make_worker()
             worker.step_table.measure()
             if args.compile != "off" and can_compile:

@@ -36,7 +36,6 @@ class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
             lambda: Target(model, CacheOptions(block_size=4, max_num_seqs=4)),
             VERIFY,
             role="target",
-            num_threads=1,
         )
         return replica
 

@@ -105,7 +105,6 @@ class Replica(WorkerReplica[VerifyRequest, VerifyResult]):
             lambda: replica.worker,
             VERIFY,
             role="target",
-            num_threads=1,
         )
         return replica
 
