@@ -18,8 +18,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
     """Drafts for all routers, over streams; see `ModelDrafter.propose` for the contract."""
 
     async def __init__(self, args: AppArgs, hub_token: HubToken) -> None:  # type: ignore[misc]
-        import torch
-
+        from workers.cpu import step_threads
         from workers.drafters.model import ModelDrafter, load_draft_model
         from workers.drafters.translated import make_drafter
         from workers.paged_model import CacheOptions
@@ -33,7 +32,7 @@ class DraftPool(WorkerReplica[ProposeRequest, ProposeResult]):
             logger.info("draft %s: %s", args.draft_model, vocabulary.description)
 
         def make_worker() -> ModelDrafter:
-            torch.set_num_threads(args.draft_num_threads)
+            step_threads.use(args.draft_num_threads)
             model = load_draft_model(
                 draft,
                 dtype=args.dtype,

@@ -1,12 +1,11 @@
 """What a rank of a target group loads: alike for all ranks. Imports torch."""
 
-import torch
-
 from cluster import bundled
 from cluster.cores import usable_cores
 from cluster.gpu_shares import target_gpu_share
 from cluster.placement import check_tensor_parallel
 from deployments.args import AppArgs
+from workers.cpu import step_threads
 from workers.drafters.model import SMALL_MODEL_BYTES
 from workers.model import Model, load_config, load_model
 from workers.paged_model import CacheOptions
@@ -31,7 +30,7 @@ def load_target(args: AppArgs) -> Model:
         tp_size=args.tensor_parallel_size,
         quantization=args.quantization,
     )
-    torch.set_num_threads(num_target_threads(args, weight_bytes=model.num_weight_bytes))
+    step_threads.use(num_target_threads(args, weight_bytes=model.num_weight_bytes))
     return model
 
 
@@ -53,6 +52,8 @@ def num_target_threads(args: AppArgs, *, weight_bytes: int) -> int:
     Steps of those are so short that they would mostly wait for their other threads, whose cores
     routers and clients use too.
     """
-    if args.target_num_threads is None and weight_bytes < SMALL_MODEL_BYTES:
+    if args.target_num_threads is not None:
+        return args.target_num_threads
+    if weight_bytes < SMALL_MODEL_BYTES:
         return 1
-    return args.target_num_threads or max(1, usable_cores() // args.tensor_parallel_size)
+    return max(1, usable_cores() // args.tensor_parallel_size)

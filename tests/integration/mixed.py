@@ -39,7 +39,10 @@ other parameters each time."""
 
 
 def mixed_requests(prompts: list[str]) -> list[dict[str, Any]]:
-    """Their bodies; what is predicted is the prompt over again, of which a little is right."""
+    """Their bodies, one for each prompt and at most forty.
+
+    What is predicted is the prompt over again, of which a little is right.
+    """
     ways = zip(prompts[:NUM_REQUESTS], cycle(SPECULATIONS), cycle(PARAMETERS), strict=False)
     bodies = []
     for seed, (prompt, speculation, parameters) in enumerate(ways):

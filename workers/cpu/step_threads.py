@@ -4,8 +4,15 @@ import ctypes
 import functools
 from collections.abc import Callable
 
+import torch
+
 # OpenMP's omp_pause_soft: what was set, such as the number of threads, stays.
 SOFT_PAUSE = 1
+
+
+def use(num_threads: int) -> None:
+    """Have the calling thread's steps done by so many threads; others are not told."""
+    torch.set_num_threads(num_threads)
 
 
 def park() -> None:

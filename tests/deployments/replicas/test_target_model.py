@@ -1,7 +1,5 @@
 """What a rank of a target group loads, and how many threads it has."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -9,15 +7,6 @@ from cluster.options import AppArgs
 from deployments.replicas import target_model
 from deployments.replicas.target_model import load_target, num_target_threads
 from workers.drafters.model import SMALL_MODEL_BYTES
-
-
-@pytest.fixture
-def _threads() -> Iterator[None]:
-    """Two threads, as on two cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +29,8 @@ def test_small_weights_have_one_thread_and_others_share_the_cores(
     assert num_target_threads(AppArgs(**options), weight_bytes=weight_bytes) == num_threads
 
 
-@pytest.mark.usefixtures("_threads")
-def test_the_bundled_target_is_small() -> None:
+def test_the_bundled_target_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
     load_target(AppArgs(device="cpu"))
-    assert torch.get_num_threads() == 1
+    assert used == [1]
