@@ -13,7 +13,7 @@ steps that shrink as information gathers, as far as a memory reaches (natural gr
 """
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -192,11 +192,11 @@ class AcceptanceBySource:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[Kind, Acceptance] = {}
+        self._by_kind: defaultdict[Kind, Acceptance] = defaultdict(Acceptance)
 
     def of(self, drafts: Candidate | Drafted | Outcome) -> Acceptance:
         """What is known of the source of these drafts."""
-        return self._by_kind.setdefault(_kind(drafts), Acceptance())
+        return self._by_kind[_kind(drafts)]
 
     def foresee(
         self, candidates: Sequence[Candidate], *, num_samples: int, optimism: float

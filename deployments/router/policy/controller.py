@@ -1,7 +1,7 @@
 """Gamma from live acceptance and measured steps: as many drafts as pay for themselves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from deployments.router.policy.acceptance import AcceptanceBySource
@@ -28,6 +28,8 @@ OPTIMISM = 1.0
 """By how many standard deviations acceptance is overestimated while no drafts are made."""
 NUM_SAMPLES = 64
 """How many samples of coming drafts a round is planned with, over all of its sequences."""
+PLAN_EVERY_S = 0.05
+"""For how long rounds that are alike go by one plan: a hundred times what it takes to make one."""
 
 
 def make_controller(
@@ -49,6 +51,24 @@ class Question:
     candidates: tuple[Candidate, ...]
     num_prefill_tokens: int
 
+    def is_like(self, other: "Question", plan: Plan) -> bool:
+        """Whether a plan for the other question answers this one too: for the same sequences, with
+        no more room for drafts than there was, and enough."""
+        return (
+            self.num_prefill_tokens == other.num_prefill_tokens
+            and len(self.candidates) == len(other.candidates)
+            and all(
+                own == its
+                or (
+                    (gamma <= own.max_gamma < its.max_gamma)
+                    and replace(own, max_gamma=its.max_gamma) == its
+                )
+                for own, its, gamma in zip(
+                    self.candidates, other.candidates, plan.gammas, strict=True
+                )
+            )
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(Decision):
@@ -60,8 +80,8 @@ class Planned(Decision):
 class DynamicGamma:
     """A controller that learns from what it is told of the rounds.
 
-    Most rounds ask what the one before did. So the next plan is made when a round is observed,
-    while the workers are busy, and not when they wait for it.
+    A plan serves rounds that are alike for some time. The next one is made when a round is
+    observed, while the workers are busy, and not when they wait for it.
     """
 
     def __init__(
@@ -76,24 +96,24 @@ class DynamicGamma:
         """Whether drafts did not pay in the last round."""
         self._question: Question | None = None
         """What was asked last."""
-        self._is_repeated = False
-        """Whether the question before it was the same."""
-        self._next_plan: Plan | None = None
-        """What to answer if it is asked once more, where that is known."""
+        self._plan: tuple[Question, Plan] | None = None
+        """The plan at hand, and what it was made for."""
+        self._plan_age_s = 0.0
+        """Seconds of rounds since it was made."""
+        self._is_alike = False
+        """Whether it served what was asked last, too."""
 
     def use_steps(
         self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
     ) -> None:
         self._latency = Latency(target_steps=target_steps, draft_steps=draft_steps)
-        self._next_plan = None
+        self._plan = None
 
     def choose(self, candidates: Sequence[Candidate], *, num_prefill_tokens: int) -> Decision:
         if not candidates:
             return _plainly(0, Reason.NOT_WORTH)
         question = Question(candidates=tuple(candidates), num_prefill_tokens=num_prefill_tokens)
-        self._is_repeated = question == self._question
-        plan = (self._next_plan if self._is_repeated else None) or self._plan(question)
-        self._question, self._next_plan = question, None
+        plan = self._plan_for(question)
         pays, is_try = plan.loss_s < 0.0, False
         if num_prefill_tokens == 0:
             self._is_idle = not pays
@@ -119,15 +139,21 @@ class DynamicGamma:
         for outcome in observed.outcomes:
             self._acceptance.of(outcome).observe(outcome)
         self._latency.observe(observed)
-        num_sequences = max(1, observed.num_sequences)
-        plain_s = self._latency.verify_s(num_sequences, num_sequences, is_after_drafting=False)
-        self._exploration.observe(observed, token_s=float(plain_s) / num_sequences)
-        if self._question is not None and self._is_repeated:
-            self._next_plan = self._plan(self._question)
+        self._exploration.observe(observed)
+        self._plan_age_s += observed.round_s
+        if self._question is not None and self._is_alike and self._plan_age_s > PLAN_EVERY_S:
+            self._renew(self._question)
 
-    def _plan(self, question: Question) -> Plan:
+    def _plan_for(self, question: Question) -> Plan:
+        """The plan at hand if it serves, or else one that is made now."""
+        self._question = question
+        self._is_alike = self._plan is not None and question.is_like(*self._plan)
+        return self._plan[1] if self._plan is not None and self._is_alike else self._renew(question)
+
+    def _renew(self, question: Question) -> Plan:
+        """Make a plan, by what is known now."""
         candidates = question.candidates
-        return best_plan(
+        plan = best_plan(
             self._acceptance.foresee(
                 candidates,
                 num_samples=max(2, NUM_SAMPLES // len(candidates)),
@@ -137,6 +163,8 @@ class DynamicGamma:
             self._latency,
             self._prompts(question.num_prefill_tokens),
         )
+        self._plan, self._plan_age_s = (question, plan), 0.0
+        return plan
 
     def forget(self, seq_id: str) -> None:
         self._acceptance.forget(seq_id)

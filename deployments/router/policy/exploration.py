@@ -2,8 +2,8 @@
 
 Nothing is learnt of drafts while none are made, nor of rounds without drafts while all have some.
 So a share of the time is put by, and spent on the other kind of round whenever it holds what that
-is expected to lose. What it loses in truth is then taken off: where drafts have become good again,
-they lose nothing, and one try follows another at once.
+may lose. What it did not lose in truth is put back: where the other kind has become as good, one
+try follows another at once.
 """
 
 import math
@@ -20,6 +20,10 @@ class Exploration:
 
     def __init__(self) -> None:
         self._saved_s = math.inf  # enough for one try at once
+        self._paid_s = 0.0
+        """What was paid for the last try."""
+        self._tokens_per_s = 0.0
+        """What the best kind of round was expected to bring when it was made."""
 
     def begins(self, plan: Plan) -> bool:
         """Put by a share of a round's time, and pay for a try from it if there is enough."""
@@ -28,11 +32,13 @@ class Exploration:
         self._saved_s = min(self._saved_s + EXPLORE_SHARE * plan.plain_s, max(plan.plain_s, loss_s))
         if self._saved_s < loss_s or not any(plan.gammas):
             return False
-        self._saved_s -= plan.plain_s if pays else plan.time_s - plan.plain_s
+        self._paid_s = plan.plain_s if pays else plan.time_s - plan.plain_s
+        self._saved_s -= self._paid_s
+        self._tokens_per_s = plan.tokens_per_s
         return True
 
-    def observe(self, observed: ObservedRound, *, token_s: float) -> None:
-        """Learn what a try has brought; a token takes `token_s` without drafts."""
+    def observe(self, observed: ObservedRound) -> None:
+        """Put back what a try did not lose; what a stall lost beyond its price is let be."""
         if observed.reason is Reason.EXPLORE:
-            num_accepted = sum(outcome.num_accepted for outcome in observed.outcomes)
-            self._saved_s += num_accepted * token_s
+            lost_s = observed.round_s - observed.num_committed / self._tokens_per_s
+            self._saved_s += max(0.0, self._paid_s - lost_s)

@@ -49,28 +49,33 @@ class Follower:
 
     value: float
     """The mean; a guess before anything was observed."""
-    _num_seen: int = 0
+    experience: float = 0.0
+    """How many observations the mean stands for, older ones counting less. A guess counts as one,
+    or as none if the first observation is to replace it."""
+    is_known: bool = False
+    """Whether anything was observed."""
     _run: int = 0
     """How many of the last observations were outliers to the same side, with its sign."""
 
-    @property
-    def is_known(self) -> bool:
-        return self._num_seen > 0
-
-    def observe(self, seen: float) -> float:
-        """Returns the factor by which an estimate of as much experience would move."""
+    def observe(self, seen: float, *, kin: "Follower | None" = None) -> None:
+        """Learn from an observation. Most of what changes this number changes `kin` alike: that
+        follows, the more so the less is known of it and the more of this."""
         error = math.log(max(seen, LEAST_S) / self.value)
-        self._num_seen += 1
-        if self._num_seen == 1:
-            self.value *= math.exp(error)
-            return 1.0
         boost = 2.0 ** abs(self._run) if self._run * error > 0 else 1.0
-        is_outlier = abs(error) > OUTLIER
-        self._run = self._run * (boost > 1) + int(math.copysign(1, error)) if is_outlier else 0
-        error = max(-OUTLIER * boost, min(OUTLIER * boost, error))
+        if self.experience:
+            is_outlier = abs(error) > OUTLIER
+            self._run = self._run * (boost > 1) + int(math.copysign(1, error)) if is_outlier else 0
+            error = max(-OUTLIER * boost, min(OUTLIER * boost, error))
         rate = min(0.5, RATE * boost)
-        self.value *= math.exp(max(rate, 1.0 / self._num_seen) * error)
-        return math.exp(rate * error)
+        self.experience = self.experience * (1.0 - rate) + 1.0
+        self.value *= math.exp(error / self.experience)
+        self.is_known = True
+        if kin is not None and not kin.is_known:
+            kin.value, kin.experience = self.value, 1.0
+        elif kin is not None:
+            share = self.experience / (self.experience + kin.experience)
+            kin.value *= math.exp(share * max(rate, 1.0 / self.experience) * error)
+            kin.experience *= (1.0 - rate) / (1.0 - RATE)
 
 
 class StepTable:
@@ -189,16 +194,13 @@ class _Target:
     """What is known of the target's steps."""
 
     table: StepTable
+    drafted: Follower
+    """How many times as long as table or line say a step with drafts takes."""
+    plain: Follower
+    """How many times as long as table or line say a step without drafts takes."""
     line: StepLine = field(default_factory=StepLine)
     """The fit to the steps themselves, used while `table` is empty."""
-    drafted: Follower = field(default_factory=lambda: Follower(1.0))
-    """How many times as long as table or line say a step with drafts takes."""
-    plain: Follower = field(default_factory=lambda: Follower(1.0))
-    """How many times as long as table or line say a step without drafts takes."""
     hop: Follower = field(default_factory=lambda: Follower(LEAST_S))
-    is_drafted_unclear: bool = False
-    """Whether steps with drafts were run, and none of them clean, as beside prompts: they are taken
-    to be as slow as those without then. Before, the table alone counts, so that it is found out."""
 
     def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
         if self.table:
@@ -211,11 +213,8 @@ class _Target:
         """Learn from a step that took so long."""
         if not self.table:
             self.line.observe(num_tokens, step_s)
-        ratio = step_s / float(self.seconds(num_sequences, num_tokens))
         seen, other = (self.plain, self.drafted) if is_plain else (self.drafted, self.plain)
-        change = seen.observe(ratio)
-        if other.is_known:  # what is not seen at present becomes slower and faster with what is
-            other.value *= change
+        seen.observe(step_s / float(self.seconds(num_sequences, num_tokens)), kin=other)
 
 
 class Latency:
@@ -224,7 +223,9 @@ class Latency:
     def __init__(
         self, *, target_steps: Sequence[StepTime] = (), draft_steps: Sequence[StepTime] = ()
     ) -> None:
-        self._target = _Target(StepTable(target_steps))
+        table = StepTable(target_steps)
+        drafted, plain = (Follower(1.0, experience=float(bool(table))) for _ in range(2))
+        self._target = _Target(table, drafted, plain)
         self.most_tokens = max((step.num_tokens for step in target_steps), default=0)
         """The tokens of the largest step that the target has measured."""
         self._draft_table = StepTable(draft_steps)
@@ -266,9 +267,7 @@ class Latency:
         Shapes: [any] tokens -> [any] seconds; `is_after_drafting` one for all or [any].
         """
         target = self._target
-        plain = target.plain if target.plain.is_known else target.drafted
-        drafted = target.plain if target.is_drafted_unclear else target.drafted
-        factor = np.where(is_after_drafting, drafted.value, plain.value)
+        factor = np.where(is_after_drafting, target.drafted.value, target.plain.value)
         return target.hop.value + factor * target.seconds(num_sequences, num_tokens)
 
     def observe(self, observed: ObservedRound) -> None:
@@ -288,8 +287,6 @@ class Latency:
                 observed.verify_compute_s,
                 is_plain=observed.longest_draft == 0,
             )
-        if observed.longest_draft > 0:
-            self._target.is_drafted_unclear = not self._target.drafted.is_known
 
     def _draft_steps(self, num_sequences: int) -> float:
         """What the table says of a draft step, in seconds; 1 without a table."""

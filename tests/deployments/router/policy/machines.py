@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from deployments.router.policy.controller import DynamicGamma
 from deployments.router.policy.gamma import (
@@ -89,6 +89,26 @@ class Graphed(Machine):
     def step_s(self, num_tokens: float) -> float:
         padded = 2 ** math.ceil(math.log2(num_tokens))
         return super().step_s(max(0, padded - 64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalledAtFirst(Machine):
+    """Its first two rounds without drafts take six times as long, as in a process that has just
+    started."""
+
+    _stalls: list[int] = field(default_factory=lambda: [0, 1])
+    """Those to come."""
+
+    @classmethod
+    def like(cls, machine: Machine) -> "StalledAtFirst":
+        return cls(**asdict(machine))
+
+    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+        draft_s, verify_s = super().round_s(longest, num_tokens)
+        if longest == 0 and self._stalls:
+            self._stalls.pop()
+            verify_s *= 6.0
+        return draft_s, verify_s
 
 
 # one stream on a CPU, a GPU with a slow network, a machine whose batch is full already

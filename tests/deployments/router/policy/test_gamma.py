@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import pytest
 
-from deployments.router.policy import controller as controller_module
 from deployments.router.policy.controller import DynamicGamma
 from deployments.router.policy.gamma import (
     Candidate,
@@ -18,14 +16,16 @@ from deployments.router.policy.gamma import (
     Outcome,
     Reason,
 )
-from deployments.router.policy.planner import Plan, best_plan
 from tests.deployments.router.policy.machines import (
     CPU,
     FIXED,
+    FULL,
     GPU,
     MACHINES,
+    REMOTE,
     SMALL,
     Machine,
+    StalledAtFirst,
     simulate,
 )
 from tests.deployments.simulated_drafts import Chance, varied
@@ -73,6 +73,21 @@ def test_what_plain_rounds_take_is_not_taken_for_the_step(
     assert mean_speed(SMALL, alphas, chance, with_tables, num_runs=3) > least * best
 
 
+@pytest.mark.parametrize(
+    "machine", [SMALL, CPU, REMOTE, FULL], ids=["small", "cpu", "remote", "full"]
+)
+@pytest.mark.parametrize("num_sequences", [1, 8])
+def test_plain_rounds_do_not_seem_dear_for_long_because_the_first_were_stalls(
+    machine: Machine, num_sequences: int
+) -> None:
+    """Drafts do not pay, and would be made for ever, as if nothing were learnt of plain rounds."""
+    alphas = [0.05] * num_sequences
+    run = simulate(
+        machine.controller(), StalledAtFirst.like(machine), lambda _: alphas, 400, chance=varied
+    )
+    assert run.tokens_per_s(30) > 0.87 * machine.tokens_per_s(0, alphas)
+
+
 def mean_speed(
     machine: Machine,
     alphas: Sequence[float],
@@ -97,20 +112,20 @@ def mean_speed(
 
 @pytest.mark.parametrize("with_tables", TABLES.values(), ids=TABLES)
 class TestDynamicGamma:
-    @pytest.mark.parametrize("seed", range(3))
-    def test_sure_drafts_of_one_sequence_go_far(self, seed: int, with_tables: bool) -> None:
+    def test_sure_drafts_of_one_sequence_go_far(self, with_tables: bool) -> None:
         """A step of the drafter costs nothing where it has stopped before."""
         machine = Machine(hop=4, draft_step=1, verify=28, verify_token=0.5)
 
-        def speed(controller: GammaController, num_rounds: int) -> float:
+        def speed(controller: GammaController, num_rounds: int, seed: int) -> float:
             run = simulate(
                 controller, machine, lambda _: [0.85], num_rounds, seed=seed, chance=varied,
                 max_gamma=16,
             )  # fmt: skip
             return run.tokens_per_s(200)
 
-        best = max(speed(FixedGamma(gamma), 2000) for gamma in (6, 8, 10, 12))
-        assert speed(machine.controller(with_tables=with_tables), 1000) > 1.075 * best
+        best = max(speed(FixedGamma(gamma), 3000, 0) for gamma in (6, 8, 10, 12))
+        own = [speed(machine.controller(with_tables=with_tables), 1000, seed) for seed in range(3)]
+        assert mean(own) > 1.075 * best
 
     def test_with_many_sequences_only_sure_drafts_are_verified(self, with_tables: bool) -> None:
         machine = Machine(hop=2, draft_step=1, verify=20, verify_token=1.5)
@@ -165,7 +180,7 @@ class TestDynamicGamma:
         def speed(seed: int) -> float:
             controller = CPU.controller(with_tables=with_tables)
             sampled = simulate(
-                controller, CPU, lambda _: [0.1], 400, seed=seed, chance=varied,
+                controller, CPU, lambda _: [0.03], 400, seed=seed, chance=varied,
                 is_sampled=lambda _: True,
             )  # fmt: skip
             assert sum(map(any, sampled.gammas[-100:])) < 50
@@ -249,52 +264,3 @@ def test_the_target_drafts_itself_where_its_first_layers_are_few(share: float, p
         controller.observe(observed)
     decisions = [controller.choose([candidate], num_prefill_tokens=0) for _ in range(3)]
     assert any(decisions[-1].gammas) is pays
-
-
-class LatePlanner(DynamicGamma):
-    """Makes every plan when it is asked for it."""
-
-    def observe(self, observed: ObservedRound) -> None:
-        super().observe(observed)
-        self._next_plan = None
-
-
-@pytest.mark.parametrize("num_prefill_tokens", [0, 200])
-def test_a_plan_made_while_workers_are_busy_is_that_of_its_round(num_prefill_tokens: int) -> None:
-    runs = [
-        simulate(
-            make(**CPU.measured()), CPU, lambda _: [0.6] * 4, 200, chance=varied,
-            beside=lambda run: num_prefill_tokens * (len(run.tokens) % 3 == 0),
-        )
-        for make in (DynamicGamma, LatePlanner)
-    ]  # fmt: skip
-    assert any(map(any, runs[0].gammas))
-    assert runs[0].gammas == runs[1].gammas
-
-
-def test_a_round_like_the_last_ones_waits_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[str] = []
-    when = ""
-
-    def counted(*args: Any) -> Plan:
-        plans.append(when)
-        return best_plan(*args)
-
-    monkeypatch.setattr(controller_module, "best_plan", counted)
-    controller = CPU.controller()
-    for asked in ("ab", "ab", "ab", "b", "ab"):
-        when = f"choose {asked}"
-        candidates = [Candidate(seq_id=seq_id, max_gamma=4) for seq_id in asked]
-        controller.choose(candidates, num_prefill_tokens=0)
-        when = f"observe {asked}"
-        controller.observe(plain_round(num_sequences=len(asked)))
-    assert plans == ["choose ab", "choose ab", "observe ab", "observe ab", "choose b", "choose ab"]
-
-
-def plain_round(*, num_sequences: int) -> ObservedRound:
-    seconds = CPU.step_s(num_sequences)
-    return ObservedRound(
-        reason=Reason.NOT_WORTH, outcomes=(), num_sequences=num_sequences, num_drafted=0,
-        longest_draft=0, num_tokens=num_sequences, num_committed=num_sequences, draft_s=None,
-        draft_compute_s=0.0, verify_s=seconds, verify_compute_s=seconds, round_s=seconds,
-    )  # fmt: skip

