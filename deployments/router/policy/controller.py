@@ -60,7 +60,7 @@ class Question:
             and all(
                 own == its
                 or (
-                    (gamma <= own.max_gamma < its.max_gamma)
+                    gamma <= own.max_gamma < its.max_gamma
                     and replace(own, max_gamma=its.max_gamma) == its
                 )
                 for own, its, gamma in zip(
@@ -101,7 +101,7 @@ class DynamicGamma:
         self._plan_age_s = 0.0
         """Seconds of rounds since it was made."""
         self._is_alike = False
-        """Whether it served what was asked last, too."""
+        """Whether the plan at hand was made before the last question and served it."""
 
     def use_steps(
         self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
@@ -114,11 +114,11 @@ class DynamicGamma:
             return _plainly(0, Reason.NOT_WORTH)
         question = Question(candidates=tuple(candidates), num_prefill_tokens=num_prefill_tokens)
         plan = self._plan_for(question)
-        pays, is_try = plan.loss_s < 0.0, False
+        is_try = False
         if num_prefill_tokens == 0:
-            self._is_idle = not pays
+            self._is_idle = not plan.pays
             is_try = self._exploration.begins(plan)
-        if pays == is_try:
+        if plan.pays == is_try:
             return _plainly(len(candidates), Reason.EXPLORE if is_try else Reason.NOT_WORTH)
         return Planned(
             gammas=plan.gammas,

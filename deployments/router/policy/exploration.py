@@ -16,29 +16,31 @@ EXPLORE_SHARE = 0.01
 
 
 class Exploration:
-    """The time that has been put by."""
+    """The time that has been put by, in seconds."""
 
     def __init__(self) -> None:
         self._saved_s = math.inf  # enough for one try at once
-        self._paid_s = 0.0
-        """What was paid for the last try."""
-        self._tokens_per_s = 0.0
-        """What the best kind of round was expected to bring when it was made."""
+        self._tried: Plan | None = None
+        """The plan beside which the last try was made."""
 
     def begins(self, plan: Plan) -> bool:
         """Put by a share of a round's time, and pay for a try from it if there is enough."""
-        pays = plan.loss_s < 0.0
-        loss_s = plan.plain_s if pays else plan.loss_s
+        loss_s = plan.plain_s if plan.pays else plan.loss_s
         self._saved_s = min(self._saved_s + EXPLORE_SHARE * plan.plain_s, max(plan.plain_s, loss_s))
         if self._saved_s < loss_s or not any(plan.gammas):
             return False
-        self._paid_s = plan.plain_s if pays else plan.time_s - plan.plain_s
-        self._saved_s -= self._paid_s
-        self._tokens_per_s = plan.tokens_per_s
+        self._saved_s -= _price_s(plan)
+        self._tried = plan
         return True
 
     def observe(self, observed: ObservedRound) -> None:
         """Put back what a try did not lose; what a stall lost beyond its price is let be."""
-        if observed.reason is Reason.EXPLORE:
-            lost_s = observed.round_s - observed.num_committed / self._tokens_per_s
-            self._saved_s += max(0.0, self._paid_s - lost_s)
+        if observed.reason is Reason.EXPLORE and self._tried is not None:
+            lost_s = observed.round_s - observed.num_committed / self._tried.tokens_per_s
+            self._saved_s += max(0.0, _price_s(self._tried) - lost_s)
+
+
+def _price_s(plan: Plan) -> float:
+    """Seconds that a try loses at most: its time beyond that of a plain round, or a plain round's
+    where drafts pay."""
+    return plan.plain_s if plan.pays else plan.time_s - plan.plain_s

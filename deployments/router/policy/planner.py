@@ -80,6 +80,11 @@ class Plan:
         num_more = self.num_expected - len(self.gammas)
         return self.time_s - self.plain_s - num_more / self.tokens_per_s
 
+    @property
+    def pays(self) -> bool:
+        """Whether its drafts are worth their time."""
+        return self.loss_s < 0.0
+
 
 def best_plan(
     survival: Floats,

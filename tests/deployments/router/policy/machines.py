@@ -97,7 +97,7 @@ class StalledAtFirst(Machine):
     started."""
 
     _stalls: list[int] = field(default_factory=lambda: [0, 1])
-    """Those to come."""
+    """One entry for each stalled round that is still to come."""
 
     @classmethod
     def like(cls, machine: Machine) -> "StalledAtFirst":

@@ -56,3 +56,10 @@ class TestExploration:
         assert exploration.begins(asked)
         exploration.observe(tried(seconds=0.001, num_committed=3, reason=Reason.BEST))
         assert not exploration.begins(asked)
+
+
+def test_a_try_of_the_controller_before_is_nothing_to_learn_from() -> None:
+    """Its round may still have been under way when another controller took over."""
+    exploration = Exploration()
+    exploration.observe(tried(seconds=0.010, num_committed=1))
+    assert exploration.begins(plan(drafts_pay=True))
