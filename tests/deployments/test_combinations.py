@@ -19,7 +19,7 @@ from deployments.api.chat import ChatCompletionRequest
 from deployments.router.chat.template import ChatTemplate
 from deployments.router.generation import Usage
 from deployments.router.policy.controller import DynamicGamma
-from deployments.router.policy.gamma import ObservedRound
+from deployments.router.policy.gamma import ObservedRound, Reason
 from deployments.router.sequence import Delta
 from tests.deployments.combinations import (
     CHAT_TEMPLATE,
@@ -69,7 +69,7 @@ Answers = dict[Case, Answer]
 
 class CheapDrafts(DynamicGamma):
     """A dynamic gamma on a machine where drafts always pay: verifying takes a second, however many
-    there are."""
+    there are, and a try without drafts ten times what it was to take."""
 
     def observe(self, observed: ObservedRound) -> None:
         super().observe(
@@ -80,6 +80,7 @@ class CheapDrafts(DynamicGamma):
                 draft_s=None if observed.draft_s is None else 1e-6,
                 draft_compute_s=0.0,
                 ahead_s=None if observed.ahead_s is None else 1e-6,
+                round_s=1.0 if observed.reason is Reason.BEST else 10.0,
             )
         )
 
