@@ -62,8 +62,8 @@ class Backlog(Generic[RequestT]):
         return seq_id in self._items
 
     @property
-    def has_only_prefills(self) -> bool:
-        return all(item.is_prefill for item in self._items.values())
+    def has_only_prompts(self) -> bool:
+        return all(item.is_prefill or not item.request.base_len for item in self._items.values())
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -190,9 +190,10 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         return len(self._backlog)
 
     @property
-    def has_only_prefills(self) -> bool:
-        """Whether all that is accepted and not answered are long prompts; also if there is none."""
-        return self._backlog.has_only_prefills
+    def has_only_prompts(self) -> bool:
+        """Whether no text that goes on is among what is accepted and not answered: nothing but
+        prompts, or what must be read again at length. Also if there is nothing."""
+        return self._backlog.has_only_prompts
 
     @property
     def num_prefill_tokens(self) -> int:

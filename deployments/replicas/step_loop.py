@@ -59,9 +59,6 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._clock = clock
         self._replica_id = replica_id
         self._on_failure = on_failure
-        self._inbox: dict[str, RequestT] = {}
-        self._to_release: list[str] = []
-        self._to_report: list[str] = []
         self._waiting: dict[str, Call[RequestT, ResultT]] = {}
         self._last_used: dict[str, float] = {}
         self.work = Work()
@@ -86,6 +83,7 @@ class StepLoop(Generic[RequestT, ResultT]):
 
         self._worker.on_grammar_ready(wake_up)
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._end)
         self._sweeper = asyncio.create_task(self._sweep())
 
     @property
@@ -123,21 +121,23 @@ class StepLoop(Generic[RequestT, ResultT]):
         call = Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
         now = self._clock()
         for request in batch:
-            self._settle_released(request.seq_id)
+            answers = self._worker.submit(request)
+            self._settle(self._worker.unanswered(request.seq_id, is_released=True))
             self._waiting[request.seq_id] = call
-            self._inbox[request.seq_id] = request
             self._last_used[request.seq_id] = now
+            for result in answers:
+                if not result.is_released:  # else of an earlier request, which is answered already
+                    self._settle(result)
         if not batch:
             self._answer(call, self._reply(call))
         self._wake_up.set()
 
     def release(self, seq_ids: Iterable[str]) -> None:
-        """Forget sequences before the next step; calls that wait for them are answered so."""
+        """Forget sequences; calls that wait for them are answered so."""
         for seq_id in seq_ids:
-            self._to_release.append(seq_id)
-            self._inbox.pop(seq_id, None)
+            self._worker.release([seq_id])
             self._last_used.pop(seq_id, None)
-            self._settle_released(seq_id)
+            self._settle(self._worker.unanswered(seq_id, is_released=True))
             self._answered.discard(seq_id)
         self._wake_up.set()
 
@@ -148,10 +148,6 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._sweeper.cancel()
         self._refuse_all(WorkerFailedError("the worker is closed"))
         await asyncio.gather(self._task, self._sweeper, return_exceptions=True)
-
-    def _settle_released(self, seq_id: str) -> None:
-        if seq_id in self._waiting:
-            self._settle(self._worker.unanswered(seq_id, is_released=True))
 
     def _settle(self, result: ResultT) -> None:
         call = self._waiting.pop(result.seq_id, None)
@@ -189,61 +185,53 @@ class StepLoop(Generic[RequestT, ResultT]):
         )
 
     async def _run(self) -> None:
-        try:
-            while True:
-                await self._wake_up.wait()
-                self._wake_up.clear()
-                has_more = True
-                while has_more:
-                    await self._wait_for_answered()
-                    self._is_between_steps = False
-                    has_more = self._turn()
-                    has_more |= self._time_a_step()
-                    await _hear()
-                    self._work_at_last_poll = self.work
-                    self._is_between_steps = True
+        """Run a step whenever another may serve what waits."""
+        while True:
+            await self._wake_up.wait()
+            self._wake_up.clear()
+            await self._wait_for_answered()
+            self._is_between_steps = False
+            began, self._step_began = self._clock(), time.perf_counter()
+            results, has_run = self._worker.step()
+            self._count_step(has_run=has_run, began=began)
+            for result in results:
+                self._settle(result)
+            # answers without a step may let others in; with neither, a call or a grammar must come
+            may_serve = bool(self._waiting) and (has_run or bool(results))
+            if self._time_a_step() or may_serve:
+                self._wake_up.set()
+            await _hear()
+            self._work_at_last_poll = self.work
+            self._is_between_steps = True
+            if not self._wake_up.is_set():
                 self._worker.park_threads()
-        except Exception as error:
-            logger.exception("the worker has failed")
-            self._refuse_all(self._loss(error))
-            if self._on_failure is not None:
-                self._on_failure(f"a step has failed: {error}")
-            raise
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        """Tell callers and `on_failure` that the worker can go on no more."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("the worker has failed", exc_info=error)
+        self._refuse_all(self._loss(error))
+        if self._on_failure is not None:
+            self._on_failure(f"a step has failed: {error}")
 
     def _loss(self, failure: BaseException) -> WorkerLostError:
         """What callers are told; a step of a group also fails when another rank is lost."""
         kind = WorkerLostError if self._worker.is_in_group else WorkerFailedError
         return kind(f"the worker has failed: {failure}")
 
-    def _turn(self) -> bool:
-        """Hand over what has arrived and run a step; returns whether another may follow at once."""
-        self._step_began = started = time.perf_counter()
-        inbox, self._inbox = self._inbox, {}
-        self._worker.release(self._to_release)  # first: a caller may ask again at once
-        self._to_release.clear()
-        results = self._worker.report_progress(self._to_report)
-        self._to_report.clear()
-        for request in inbox.values():
-            answers = self._worker.submit(request)
-            # a released one is of an earlier request, which is answered already
-            results += [answer for answer in answers if not answer.is_released]
-        began = self._clock()
-        answers, has_run = self._worker.step()
+    def _count_step(self, *, has_run: bool, began: float) -> None:
+        assert self._step_began is not None
         self.work = Work(
             num_steps=self.work.num_steps + has_run,
             num_tokens=self._worker.num_tokens_run,
-            busy_s=self.work.busy_s + time.perf_counter() - started,
+            busy_s=self.work.busy_s + time.perf_counter() - self._step_began,
         )
         self._step_began = None
         if has_run:
             self._last_step_ended = self._clock()
             self._last_step_s = self._last_step_ended - began
             self._answered.clear()
-        results += answers
-        for result in results:
-            self._settle(result)
-        # answers without a step may let others in; with neither, only a new call or a grammar helps
-        return bool(self._waiting) and (has_run or bool(results))
 
     def measure_steps(self) -> None:
         """Have the worker time its steps anew if another forward runs them by now, all at once."""
@@ -265,22 +253,21 @@ class StepLoop(Generic[RequestT, ResultT]):
         see RejoinWait."""
         until = self._last_step_ended + self._rejoin_wait.limit_s(last_step_s=self._last_step_s)
         limit_s = until - self._clock()
-        has_prompts_alone = bool(self._waiting) and self._worker.has_only_prefills
-        if limit_s <= 0.0 or not has_prompts_alone or self._is_nobody_missing:
+        if limit_s <= 0.0 or not self._waiting or not self._is_somebody_missing:
             return
         self._worker.park_threads()
         try:
             async with asyncio.timeout(limit_s):
-                while not self._is_nobody_missing:
+                while self._is_somebody_missing:
                     self._wake_up.clear()
                     await self._wake_up.wait()
         except TimeoutError:
             self._rejoin_wait.observe(self._clock() - self._last_step_ended)
 
     @property
-    def _is_nobody_missing(self) -> bool:
-        """Whether running sequences have come, or none are left."""
-        return not self._answered or any(r.base_len > 0 for r in self._inbox.values())
+    def _is_somebody_missing(self) -> bool:
+        """Whether callers were answered, and none of a running sequence has come since."""
+        return bool(self._answered) and self._worker.has_only_prompts
 
     async def _sweep(self) -> None:
         while True:
@@ -299,11 +286,13 @@ class StepLoop(Generic[RequestT, ResultT]):
             self._wake_up.set()
         now = self._clock()
         ages = {seq_id: now - used for seq_id, used in self._last_used.items()}
-        self._to_report += [
+        overdue = [
             seq_id
             for seq_id, age_s in ages.items()
             if age_s > LONGEST_WAIT_S and seq_id in self._waiting
         ]
+        for result in self._worker.report_progress(overdue):
+            self._settle(result)
         self.release(
             [
                 seq_id

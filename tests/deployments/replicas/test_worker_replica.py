@@ -30,7 +30,7 @@ class Worker:
 
     num_tokens_run = num_sequences = num_used_blocks = num_waiting = 0
     num_prompt_tokens = num_prefix_tokens = num_prefill_tokens = num_preemptions = 0
-    has_only_prefills = is_in_group = False
+    has_only_prompts = is_in_group = False
     warnings = ()
     info = SimpleNamespace(block_size=16)
 
