@@ -130,7 +130,8 @@ class PooledDrafter:
                 _log("a round goes on without drafts", error)
                 self._give_back(replica_id, sequences)
                 return Proposed(num_asked=len(batch))
-        num_own = sum(len(r.new_tokens) + len(r.assumed_tokens) + r.k for r in batch)
+        # what a round with these drafts commits is new to the next; more was written without drafts
+        num_own = sum(min(len(r.new_tokens), r.k + 1) + len(r.assumed_tokens) + r.k for r in batch)
         return Proposed(
             drafts=drafts,
             num_asked=len(batch),

@@ -94,6 +94,11 @@ class Acceptance:
         self._later: deque[float] = deque(maxlen=2 * NUM_PATHS)
         """The logarithms of the confidences of all but the first token of the last drafts."""
 
+    @property
+    def has_confidences(self) -> bool:
+        """Whether the source has ever said how sure it is of its drafts."""
+        return bool(self._paths)
+
     def survival(self, drafted: Drafted) -> list[float]:
         """The probability that the first 1, 2, ... of these drafts are accepted."""
         exponent = self._exponent_of(drafted.seq_id, is_silent=not drafted.confidences)
@@ -110,7 +115,7 @@ class Acceptance:
 
         Shapes: [sequences, samples, depth]; for silent sources 1 sample.
         """
-        is_silent = not self._paths
+        is_silent = not self.has_confidences
         if is_silent:
             paths = np.array([list(self._logs((), depth))])
         else:

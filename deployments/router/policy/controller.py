@@ -93,7 +93,9 @@ class DynamicGamma:
         self._most_prefill = 0
         """The most tokens of prompts that waited yet; the target says those that fit a step."""
         self._is_idle = False
-        """Whether drafts did not pay in the last round."""
+        """Whether drafts did not pay in the last round without prompts beside it."""
+        self._is_drafting = False
+        """Whether drafts were made in the last round."""
         self._question: Question | None = None
         """What was asked last."""
         self._plan: tuple[Question, Plan] | None = None
@@ -117,11 +119,16 @@ class DynamicGamma:
         is_try = False
         if num_prefill_tokens == 0:
             self._is_idle = not plan.pays
+        if num_prefill_tokens == 0 or not (plan.pays or self._is_drafting):
             is_try = self._exploration.begins(plan)
-        if plan.pays == is_try:
+        self._is_drafting = plan.pays != is_try
+        if not self._is_drafting:
             return _plainly(len(candidates), Reason.EXPLORE if is_try else Reason.NOT_WORTH)
+        gammas = plan.gammas
+        if is_try or self._exploration.goes_deeper(plan):
+            gammas = [self._at_least_two(*each) for each in zip(candidates, gammas, strict=True)]
         return Planned(
-            gammas=plan.gammas,
+            gammas=gammas,
             stop_below=[self._stop_below(candidate, plan) for candidate in candidates],
             reason=Reason.EXPLORE if is_try else Reason.BEST,
             plan=plan,
@@ -181,6 +188,12 @@ class DynamicGamma:
         acceptance = self._acceptance.of(draft)
         acceptance.remember(draft)
         return acceptance.survival(draft)
+
+    def _at_least_two(self, candidate: Candidate, gamma: int) -> int:
+        """The draft length by which something is learnt of second drafts. Where a source is silent
+        about its drafts, what is known of all positions stands for them."""
+        is_silent = not self._acceptance.of(candidate).has_confidences
+        return gamma if is_silent else max(gamma, min(2, candidate.max_gamma))
 
     def _stop_below(self, candidate: Candidate, plan: Plan) -> float:
         acceptance = self._acceptance.of(candidate)

@@ -3,7 +3,11 @@
 Nothing is learnt of drafts while none are made, nor of rounds without drafts while all have some.
 So a share of the time is put by, and spent on the other kind of round whenever it holds what that
 may lose. What it did not lose in truth is put back: where the other kind has become as good, one
-try follows another at once.
+try follows another at once. So does one more if drafters had to read first what was written
+without them, since that says little of what drafts take in a row.
+
+Nor is anything learnt of second drafts while each sequence has one. So as much time is put by for
+those, and every try of drafts asks for two.
 """
 
 import math
@@ -22,21 +26,42 @@ class Exploration:
         self._saved_s = math.inf  # enough for one try at once
         self._tried: Plan | None = None
         """The plan beside which the last try was made."""
+        self._is_second = False
+        """Whether that try followed one that was unclear."""
+        self._is_unclear = False
+        """Whether it did not tell what drafts take; then another one follows, which does."""
+        self._saved_for_depth_s = 0.0
 
     def begins(self, plan: Plan) -> bool:
         """Put by a share of a round's time, and pay for a try from it if there is enough."""
         loss_s = plan.plain_s if plan.pays else plan.loss_s
         self._saved_s = min(self._saved_s + EXPLORE_SHARE * plan.plain_s, max(plan.plain_s, loss_s))
-        if self._saved_s < loss_s or not any(plan.gammas):
+        if (self._saved_s < loss_s and not self._is_unclear) or not any(plan.gammas):
             return False
         self._saved_s -= _price_s(plan)
         self._tried = plan
+        self._is_second, self._is_unclear = self._is_unclear, False
+        return True
+
+    def goes_deeper(self, plan: Plan) -> bool:
+        """Put by a share of a round's time, and pay for a second draft from it where one draft each
+        seems the best: else nothing would be learnt of second ones."""
+        if max(plan.gammas) != 1:
+            return False
+        self._saved_for_depth_s += EXPLORE_SHARE * plan.plain_s
+        if self._saved_for_depth_s < plan.draft_s:  # another step takes no longer
+            return False
+        self._saved_for_depth_s = 0.0
         return True
 
     def observe(self, observed: ObservedRound) -> None:
         """Put back what a try did not lose; what a stall lost beyond its price is let be."""
         if observed.reason is Reason.EXPLORE and self._tried is not None:
+            is_clean = observed.longest_draft == 0 or observed.draft_s is not None
+            self._is_unclear = not (is_clean or self._is_second)
             lost_s = observed.round_s - observed.num_committed / self._tried.tokens_per_s
+            if not self._tried.pays:
+                lost_s -= self._tried.plain_s - observed.num_sequences / self._tried.tokens_per_s
             self._saved_s += max(0.0, _price_s(self._tried) - lost_s)
 
 

@@ -60,3 +60,20 @@ class TestPool:
                 pool.catch_up(sequence)
                 await wait_until(lambda: not pool._tasks)
         await drafts.close()
+
+    async def test_what_drafts_take_is_seen_where_nothing_was_written_without_them(
+        self, models: Models
+    ) -> None:
+        """Else the drafter reads that in the same step, which is no part of what drafts take."""
+        drafts = LocalWorkers(lambda: ModelDrafter(models.draft, CACHE))
+        pool = PooledDrafter(drafts, timeout_s=5.0, max_model_len=256)
+        sequence = Stream(make_params(4)).sequence
+        pool.catch_up(sequence)
+        await wait_until(lambda: not pool._tasks)
+        seen = []
+        for num_written in (0, 1, 3, 6, 20, 1):
+            sequence.tokens += [5] * num_written
+            proposed = await pool.propose([DraftRequest(sequence=sequence, k=2)])
+            seen.append(proposed.is_typical)
+        assert seen == [True, True, True, False, False, True]
+        await drafts.close()

@@ -53,6 +53,11 @@ class Machine:
         draft_s = (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
         return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
 
+    def is_clean(self, longest: int) -> bool:
+        """Whether the drafters of the last round did nothing else; asked once."""
+        del longest
+        return True
+
     def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: int = 0) -> float:
         """To be expected of rounds in which every sequence has that many drafts."""
         num_tokens = num_beside + len(alphas) * (gamma + 1)
@@ -111,6 +116,30 @@ class StalledAtFirst(Machine):
         return draft_s, verify_s
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading(Machine):
+    """Its drafters first read what was written without them, which takes as long as 7 drafts after
+    many rounds."""
+
+    _unread: list[None] = field(default_factory=list)
+    """One entry for each round since there were drafts."""
+
+    @classmethod
+    def like(cls, machine: Machine) -> "Reading":
+        return cls(**asdict(machine))
+
+    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+        draft_s, verify_s = super().round_s(longest, num_tokens)
+        if longest:
+            draft_s += 7e-3 * self.draft_step * min(1.0, len(self._unread) / 50)
+        return draft_s, verify_s
+
+    def is_clean(self, longest: int) -> bool:
+        is_clean = len(self._unread) <= longest
+        self._unread[:] = [] if longest else [*self._unread, None]
+        return is_clean
+
+
 # one stream on a CPU, a GPU with a slow network, a machine whose batch is full already
 CPU = Machine(hop=4, draft_step=1.5, verify=38, verify_token=1)
 REMOTE = Machine(hop=8, draft_step=1, verify=25, verify_token=0.05)
@@ -122,6 +151,8 @@ NODES = Machine(hop=2, verify_hop=2, draft_step=1.2, verify=20, verify_token=0.3
 SMALL = Machine(hop=1.2, draft_step=0.3, verify=1.4, verify_token=0.02, plain_more=0.7)
 # the 287M target of docs/ on two cores
 WIDE = Machine(hop=2, draft_step=0.55, verify=14, verify_token=0.7)
+# a call to the drafter takes longer than a step of the target, so one draft never pays
+DISTANT = Machine(hop=30, draft_step=1, verify=25, verify_token=0.05)
 MACHINES = {
     "cpu": CPU, "remote": REMOTE, "full": FULL, "blocks": BLOCKS, "gpu": GPU, "nodes": NODES
 }  # fmt: skip
@@ -284,7 +315,7 @@ def observe(
         longest_draft=longest,
         num_tokens=num_own + num_beside,
         num_committed=num_sequences + sum(outcome.num_accepted for outcome in outcomes),
-        draft_s=draft_s,
+        draft_s=draft_s if machine.is_clean(longest) else None,
         draft_compute_s=draft_s - draft_hop_s,
         verify_s=None if num_beside else verify_s,
         verify_compute_s=verify_s - verify_hop_s,

@@ -1,5 +1,7 @@
 """The time that is put by for rounds that do not seem the best."""
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.router.policy.exploration import EXPLORE_SHARE, Exploration
@@ -56,6 +58,28 @@ class TestExploration:
         assert exploration.begins(asked)
         exploration.observe(tried(seconds=0.001, num_committed=3, reason=Reason.BEST))
         assert not exploration.begins(asked)
+
+
+def test_second_drafts_are_tried_for_a_share_of_the_time_where_one_each_seems_best() -> None:
+    exploration, one_each = Exploration(), replace(plan(drafts_pay=True), gammas=[1], draft_s=0.002)
+    num_tries = sum(exploration.goes_deeper(one_each) for _ in range(2000))
+    assert num_tries == pytest.approx(2000 * EXPLORE_SHARE * one_each.plain_s / 0.002, rel=0.05)
+    assert not any(exploration.goes_deeper(plan(drafts_pay=True)) for _ in range(2000))
+
+
+@pytest.mark.parametrize("draft_s", [None, 0.001])
+def test_a_try_in_which_drafters_first_read_is_followed_by_one_more(draft_s: float | None) -> None:
+    """The two are paid for together."""
+    exploration, asked = Exploration(), plan(drafts_pay=False)
+    unclear = replace(
+        tried(seconds=0.020, num_committed=1), longest_draft=2, num_drafted=1, draft_s=None
+    )
+    assert exploration.begins(asked)
+    exploration.observe(unclear)
+    assert exploration.begins(asked)
+    exploration.observe(replace(unclear, draft_s=draft_s))
+    waited = next(index for index in range(1000) if exploration.begins(asked))
+    assert 150 <= waited <= 200
 
 
 def test_a_try_of_the_controller_before_is_nothing_to_learn_from() -> None:

@@ -18,13 +18,16 @@ from deployments.router.policy.gamma import (
 )
 from tests.deployments.router.policy.machines import (
     CPU,
+    DISTANT,
     FIXED,
     FULL,
     GPU,
     MACHINES,
     REMOTE,
     SMALL,
+    WIDE,
     Machine,
+    Reading,
     StalledAtFirst,
     simulate,
 )
@@ -86,6 +89,43 @@ def test_plain_rounds_do_not_seem_dear_for_long_because_the_first_were_stalls(
         machine.controller(), StalledAtFirst.like(machine), lambda _: alphas, 400, chance=varied
     )
     assert run.tokens_per_s(30) > 0.87 * machine.tokens_per_s(0, alphas)
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8])
+@pytest.mark.parametrize(
+    "machine",
+    [SMALL, WIDE, REMOTE, DISTANT, GPU],
+    ids=["small", "wide", "remote", "distant", "gpu"],
+)
+@pytest.mark.parametrize("alpha", [0.05, 0.4])
+def test_texts_that_were_hard_are_soon_forgotten(
+    machine: Machine, alpha: float, num_sequences: int
+) -> None:
+    """Drafts that are not made, like second ones where one each seems enough, tell nothing."""
+    alphas = [0.85] * num_sequences
+    speeds = []
+    for seed in range(2):
+        controller, fresh = machine.controller(), machine.controller()
+        simulate(controller, machine, lambda _: [alpha] * num_sequences, 400, chance=varied)
+        later, anew = (
+            simulate(each, machine, lambda _: alphas, 500, chance=varied, seed=seed)
+            for each in (controller, fresh)
+        )
+        speeds.append(later.tokens_per_s(200) / anew.tokens_per_s(200))
+    assert min(speeds) > 0.93
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8])
+def test_what_drafters_read_after_many_plain_rounds_makes_drafts_no_dearer(
+    num_sequences: int,
+) -> None:
+    """A try comes after such rounds, and tells what drafts would take in a row all the same."""
+    controller, machine = SMALL.controller(), Reading.like(SMALL)
+    simulate(controller, machine, lambda _: [0.05] * num_sequences, 400, chance=varied)
+    alphas = [0.6] * num_sequences
+    run = simulate(controller, machine, lambda _: alphas, 800, chance=varied)
+    best = max(SMALL.tokens_per_s(gamma, alphas) for gamma in FIXED)
+    assert run.tokens_per_s(300) > 0.97 * best
 
 
 def mean_speed(

@@ -111,6 +111,25 @@ class TestBesidePrompts:
         assert sum(beside) < 0.1 * len(beside)
         assert sum(after) > 0.8 * len(after)
 
+    @pytest.mark.parametrize("machine", [CPU, GPU, WIDE], ids=["cpu", "gpu", "wide"])
+    def test_texts_that_have_become_easy_are_seen_beside_prompts_without_end(
+        self, machine: Machine
+    ) -> None:
+        """A busy server always has some."""
+
+        def run(controller: GammaController, alpha: float, num_rounds: int) -> Run:
+            alphas = [alpha] * 4
+            return simulate(
+                controller, machine, lambda _: alphas, num_rounds, chance=varied,
+                beside=lambda _: 16,
+            )  # fmt: skip
+
+        controller = machine.controller()
+        hard = run(controller, 0.02, 300)
+        assert sum(map(any, hard.gammas[200:])) < 20
+        later, anew = (run(each, 0.9, 500) for each in (controller, machine.controller()))
+        assert later.tokens_per_s(250) > 0.93 * anew.tokens_per_s(250)
+
     def test_a_long_prompt_makes_drafts_pay_where_they_did_not(self) -> None:
         """One more token made the step a wide one, which it is now anyway."""
         alphas = [0.35] * 8
