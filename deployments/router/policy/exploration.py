@@ -18,12 +18,18 @@ from deployments.router.policy.planner import Plan
 EXPLORE_SHARE = 0.01
 """The share of the time of plain rounds that exploring may lose."""
 
+FREE_TRIES = 8
+"""How many tries of drafts are made at first, as the first rounds of a process may be stalls."""
+
 
 class Exploration:
-    """The time that has been put by, in seconds."""
+    """The time that has been put by, and what is made of it."""
 
     def __init__(self) -> None:
         self._saved_s = math.inf  # enough for one try at once
+        """In seconds."""
+        self._num_free = FREE_TRIES
+        """How many tries of drafts still cost nothing."""
         self._tried: Plan | None = None
         """The plan beside which the last try was made."""
         self._is_second = False
@@ -31,14 +37,21 @@ class Exploration:
         self._is_unclear = False
         """Whether it did not tell what drafts take; then another one follows, which does."""
         self._saved_for_depth_s = 0.0
+        """The time that has been put by for second drafts."""
 
     def begins(self, plan: Plan) -> bool:
         """Put by a share of a round's time, and pay for a try from it if there is enough."""
+        if not any(plan.gammas) or math.isinf(plan.time_s):  # there may be no drafts
+            return False
         loss_s = plan.plain_s if plan.pays else plan.loss_s
         self._saved_s = min(self._saved_s + EXPLORE_SHARE * plan.plain_s, max(plan.plain_s, loss_s))
-        if (self._saved_s < loss_s and not self._is_unclear) or not any(plan.gammas):
+        is_free = self._num_free > 0 and not plan.pays
+        if self._saved_s < loss_s and not (is_free or self._is_unclear):
             return False
-        self._saved_s -= _price_s(plan)
+        if is_free:
+            self._num_free -= 1
+        else:
+            self._saved_s -= _price_s(plan)
         self._tried = plan
         self._is_second, self._is_unclear = self._is_unclear, False
         return True

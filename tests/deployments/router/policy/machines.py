@@ -98,21 +98,24 @@ class Graphed(Machine):
 
 @dataclass(frozen=True, kw_only=True)
 class StalledAtFirst(Machine):
-    """Its first two rounds without drafts take six times as long, as in a process that has just
+    """Its first rounds with or without drafts take six times as long, as in a process that has just
     started."""
 
-    _stalls: list[int] = field(default_factory=lambda: [0, 1])
+    are_drafted: bool
+    stalls: list[None]
     """One entry for each stalled round that is still to come."""
 
     @classmethod
-    def like(cls, machine: Machine) -> "StalledAtFirst":
-        return cls(**asdict(machine))
+    def like(
+        cls, machine: Machine, *, num_stalls: int = 2, are_drafted: bool = False
+    ) -> "StalledAtFirst":
+        return cls(**asdict(machine), stalls=[None] * num_stalls, are_drafted=are_drafted)
 
     def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
         draft_s, verify_s = super().round_s(longest, num_tokens)
-        if longest == 0 and self._stalls:
-            self._stalls.pop()
-            verify_s *= 6.0
+        if self.stalls and self.are_drafted == (longest > 0):
+            self.stalls.pop()
+            return 6.0 * draft_s, 6.0 * verify_s
         return draft_s, verify_s
 
 

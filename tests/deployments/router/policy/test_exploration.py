@@ -1,10 +1,11 @@
 """The time that is put by for rounds that do not seem the best."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from deployments.router.policy.exploration import EXPLORE_SHARE, Exploration
+from deployments.router.policy.exploration import EXPLORE_SHARE, FREE_TRIES, Exploration
 from deployments.router.policy.gamma import ObservedRound, Reason
 from deployments.router.policy.planner import Plan, Prompts
 
@@ -18,6 +19,16 @@ def plan(*, drafts_pay: bool) -> Plan:
     )  # fmt: skip
 
 
+def begun(asked: Plan) -> Exploration:
+    """One that has made the tries that it makes at first, and has nothing left."""
+    exploration = Exploration()
+    num_tries = 0
+    while exploration.begins(asked):
+        num_tries += 1
+    assert num_tries == (1 if asked.pays else 1 + FREE_TRIES)
+    return exploration
+
+
 def tried(*, seconds: float, num_committed: int, reason: Reason = Reason.EXPLORE) -> ObservedRound:
     return ObservedRound(
         reason=reason, outcomes=(), num_sequences=1, num_drafted=0, longest_draft=0, num_tokens=1,
@@ -28,16 +39,16 @@ def tried(*, seconds: float, num_committed: int, reason: Reason = Reason.EXPLORE
 
 @pytest.mark.parametrize("drafts_pay", [False, True])
 class TestExploration:
-    def test_it_tries_at_once_and_then_for_its_share_of_the_time(self, drafts_pay: bool) -> None:
-        exploration, asked = Exploration(), plan(drafts_pay=drafts_pay)
-        assert exploration.begins(asked)
+    def test_it_tries_at_first_and_then_for_its_share_of_the_time(self, drafts_pay: bool) -> None:
+        asked = plan(drafts_pay=drafts_pay)
+        exploration = begun(asked)
         num_tries = sum(exploration.begins(asked) for _ in range(5000))
         share_s = 5000 * EXPLORE_SHARE * asked.plain_s
         assert num_tries == pytest.approx(share_s / 0.010, rel=0.05)
 
     def test_a_try_that_has_lost_nothing_is_made_again_at_once(self, drafts_pay: bool) -> None:
-        exploration, asked = Exploration(), plan(drafts_pay=drafts_pay)
-        assert exploration.begins(asked)
+        asked = plan(drafts_pay=drafts_pay)
+        exploration = begun(asked)
         best = tried(seconds=2 / asked.tokens_per_s, num_committed=2)
         exploration.observe(best)
         assert exploration.begins(asked)
@@ -47,17 +58,31 @@ class TestExploration:
         self, drafts_pay: bool, seconds: float
     ) -> None:
         """However long the round took: a stall says nothing of the next."""
-        exploration, asked = Exploration(), plan(drafts_pay=drafts_pay)
-        assert exploration.begins(asked)
+        asked = plan(drafts_pay=drafts_pay)
+        exploration = begun(asked)
         exploration.observe(tried(seconds=seconds, num_committed=1))
         waited = next(index for index in range(1000) if exploration.begins(asked))
         assert 50 <= waited <= 100
 
     def test_other_rounds_put_nothing_back(self, drafts_pay: bool) -> None:
-        exploration, asked = Exploration(), plan(drafts_pay=drafts_pay)
-        assert exploration.begins(asked)
+        asked = plan(drafts_pay=drafts_pay)
+        exploration = begun(asked)
         exploration.observe(tried(seconds=0.001, num_committed=3, reason=Reason.BEST))
         assert not exploration.begins(asked)
+
+
+@pytest.mark.parametrize("is_unclear", [False, True])
+def test_what_may_not_be_drafted_is_not_tried(is_unclear: bool) -> None:
+    """As beside a prompt that would wait for too long; its time counts as without end."""
+    asked = plan(drafts_pay=False)
+    exploration = begun(asked)
+    if is_unclear:
+        exploration.observe(replace(tried(seconds=0.020, num_committed=1), longest_draft=2))
+    for _ in range(1000):
+        assert not exploration.begins(replace(asked, time_s=math.inf))
+    num_tries = sum(exploration.begins(asked) for _ in range(5000))
+    share_s = 5000 * EXPLORE_SHARE * asked.plain_s
+    assert num_tries == pytest.approx(share_s / 0.010, rel=0.05)
 
 
 def test_second_drafts_are_tried_for_a_share_of_the_time_where_one_each_seems_best() -> None:
@@ -70,11 +95,11 @@ def test_second_drafts_are_tried_for_a_share_of_the_time_where_one_each_seems_be
 @pytest.mark.parametrize("draft_s", [None, 0.001])
 def test_a_try_in_which_drafters_first_read_is_followed_by_one_more(draft_s: float | None) -> None:
     """The two are paid for together."""
-    exploration, asked = Exploration(), plan(drafts_pay=False)
+    asked = plan(drafts_pay=False)
     unclear = replace(
         tried(seconds=0.020, num_committed=1), longest_draft=2, num_drafted=1, draft_s=None
     )
-    assert exploration.begins(asked)
+    exploration = begun(asked)
     exploration.observe(unclear)
     assert exploration.begins(asked)
     exploration.observe(replace(unclear, draft_s=draft_s))
