@@ -59,6 +59,8 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._clock = clock
         self._replica_id = replica_id
         self._on_failure = on_failure
+        self._submit_error: Exception | None = None
+        """Why the worker could not take a request, if that has happened."""
         self._waiting: dict[str, Call[RequestT, ResultT]] = {}
         self._last_used: dict[str, float] = {}
         self.work = Work()
@@ -121,23 +123,31 @@ class StepLoop(Generic[RequestT, ResultT]):
         call = Call(batch=batch, answer=answer, before=before, num_missing=len(batch))
         now = self._clock()
         for request in batch:
-            answers = self._worker.submit(request)
-            self._settle(self._worker.unanswered(request.seq_id, is_released=True))
+            self._settle_released(request.seq_id)
             self._waiting[request.seq_id] = call
             self._last_used[request.seq_id] = now
-            for result in answers:
+            for result in self._submit(request):
                 if not result.is_released:  # else of an earlier request, which is answered already
                     self._settle(result)
         if not batch:
             self._answer(call, self._reply(call))
         self._wake_up.set()
 
+    def _submit(self, request: RequestT) -> list[ResultT]:
+        """Hand a request to the worker; if that raises, as when a device is lost, the loop ends by
+        it, which answers all calls. What a request itself can cause is a result."""
+        try:
+            return self._worker.submit(request)
+        except Exception as error:
+            self._submit_error = error
+            return []
+
     def release(self, seq_ids: Iterable[str]) -> None:
         """Forget sequences; calls that wait for them are answered so."""
         for seq_id in seq_ids:
             self._worker.release([seq_id])
             self._last_used.pop(seq_id, None)
-            self._settle(self._worker.unanswered(seq_id, is_released=True))
+            self._settle_released(seq_id)
             self._answered.discard(seq_id)
         self._wake_up.set()
 
@@ -148,6 +158,11 @@ class StepLoop(Generic[RequestT, ResultT]):
         self._sweeper.cancel()
         self._refuse_all(WorkerFailedError("the worker is closed"))
         await asyncio.gather(self._task, self._sweeper, return_exceptions=True)
+
+    def _settle_released(self, seq_id: str) -> None:
+        """Answer the call that waits for a sequence, if there is one: it was given up."""
+        if seq_id in self._waiting:
+            self._settle(self._worker.unanswered(seq_id, is_released=True))
 
     def _settle(self, result: ResultT) -> None:
         call = self._waiting.pop(result.seq_id, None)
@@ -190,6 +205,8 @@ class StepLoop(Generic[RequestT, ResultT]):
             await self._wake_up.wait()
             self._wake_up.clear()
             await self._wait_for_answered()
+            if self._submit_error is not None:
+                raise self._submit_error
             self._is_between_steps = False
             began, self._step_began = self._clock(), time.perf_counter()
             results, has_run = self._worker.step()
@@ -221,6 +238,7 @@ class StepLoop(Generic[RequestT, ResultT]):
         return kind(f"the worker has failed: {failure}")
 
     def _count_step(self, *, has_run: bool, began: float) -> None:
+        """Count a step that began at `began` of the loop's clock, and note when it ended."""
         assert self._step_began is not None
         self.work = Work(
             num_steps=self.work.num_steps + has_run,

@@ -69,7 +69,7 @@ Answers = dict[Case, Answer]
 
 class CheapDrafts(DynamicGamma):
     """A dynamic gamma on a machine where drafts always pay: verifying takes a second, however many
-    there are, and a try without drafts ten times what it was to take."""
+    there are, and a round that is not its best choice takes ten seconds in all."""
 
     def observe(self, observed: ObservedRound) -> None:
         super().observe(

@@ -26,18 +26,18 @@ class Exploration:
     """The time that has been put by, and what is made of it."""
 
     def __init__(self) -> None:
-        self._saved_s = math.inf  # enough for one try at once
-        """In seconds."""
+        self._saved_s = math.inf
+        """Seconds that have been put by; at first enough for one try at once."""
         self._num_free = FREE_TRIES
         """How many tries of drafts still cost nothing."""
         self._tried: Plan | None = None
         """The plan beside which the last try was made."""
         self._is_second = False
-        """Whether that try followed one that was unclear."""
+        """Whether the last try followed one that was unclear."""
         self._is_unclear = False
-        """Whether it did not tell what drafts take; then another one follows, which does."""
+        """Whether the last try did not tell what drafts take, so that another one follows."""
         self._saved_for_depth_s = 0.0
-        """The time that has been put by for second drafts."""
+        """Seconds that have been put by for second drafts."""
 
     def begins(self, plan: Plan) -> bool:
         """Put by a share of a round's time, and pay for a try from it if there is enough."""

@@ -145,15 +145,16 @@ async def test_idle_sequences_are_forgotten(
     assert (lost.needs_tokens_from, kept.needs_tokens_from) == (0, None)
 
 
+@pytest.mark.parametrize("function", ["submit", "step"])
 async def test_a_worker_that_fails_tells_its_callers(
-    start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
+    function: str, start_loop: Callable[..., Loop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = start_loop()
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(loop.worker, "step", fail)
+    monkeypatch.setattr(loop.worker, function, fail)
     with pytest.raises(WorkerFailedError, match="the worker has failed: out of memory"):
         await run(loop, [make_request("s")])
     assert isinstance(loop.failure, MemoryError)
