@@ -6,7 +6,7 @@ A subject is a module with a dataclass `Options` and a function `run`, which ret
 import argparse
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,19 +18,23 @@ DEFAULT_SUBJECTS = {"bench": "app", "load": "flood"}
 """What each such command measures where it is not told."""
 
 
-def add_subjects(commands: Any, command: str, subjects: Mapping[str, str], *, help: str) -> None:
+def add_subjects(
+    commands: Any, command: str, subjects: Mapping[str, str], *, arguments: Sequence[str], help: str
+) -> None:
     """Add a command; the subjects are modules of `tandem.<command>`, with what they measure.
 
+    Only the one that the arguments name is imported for its options: others would take seconds.
     `commands` is what `add_subparsers` returns, whose type is private.
     """
     description = f"Without a subject: {DEFAULT_SUBJECTS[command]}."
     parser = commands.add_parser(command, help=help, description=description)
     parsers = parser.add_subparsers(dest="subject", required=True, metavar="subject")
     for name, text in subjects.items():
-        module = importlib.import_module(f"tandem.{command}.{name.replace('-', '_')}")
         subject = parsers.add_parser(name, help=text, description=text)
-        add_options(subject, module.Options)
-        subject.set_defaults(run=partial(_run, module))
+        if list(arguments[:2]) == [command, name]:
+            module = importlib.import_module(f"tandem.{command}.{name.replace('-', '_')}")
+            add_options(subject, module.Options)
+            subject.set_defaults(run=partial(_run, module))
 
 
 def with_default_subject(arguments: list[str]) -> list[str]:

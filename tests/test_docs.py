@@ -132,10 +132,11 @@ def test_commands_and_their_options_exist() -> None:
     assert {"bench", "chaos", "plan", "demo-train"} <= {words[0] for words in tried}
     for words in tried:
         if len(words) > 1:
-            make_parser(OTHERS).parse_args(with_default_subject(words))
+            named = with_default_subject(words)
+            make_parser(OTHERS, named).parse_args(named)
             continue
         with pytest.raises(SystemExit) as caught:  # only named: it has some help
-            make_parser(OTHERS).parse_args([*words, "--help"])
+            make_parser(OTHERS, words).parse_args([*words, "--help"])
         assert caught.value.code == 0, words
 
 

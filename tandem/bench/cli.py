@@ -1,5 +1,6 @@
 """`tandem bench <subject>`: what can be measured."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tandem.subjects import add_subjects
@@ -15,6 +16,12 @@ SUBJECTS = {
 }
 
 
-def add_bench(commands: Any) -> None:
-    """Add the command to argparse's subparsers."""
-    add_subjects(commands, "bench", SUBJECTS, help="measure a live app, or the workers alone")
+def add_bench(commands: Any, arguments: Sequence[str]) -> None:
+    """Add the command to argparse's subparsers, and the options of the subject that is named."""
+    add_subjects(
+        commands,
+        "bench",
+        SUBJECTS,
+        arguments=arguments,
+        help="measure a live app, or the workers alone",
+    )

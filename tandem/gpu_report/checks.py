@@ -11,7 +11,7 @@ from tandem.gpu_report.steps import ROOT
 
 GPU_TESTS = ("-m", "gpu", "tests/workers/cuda/test_triton_kernel.py", "tests/workers")
 """The kernel's first: where it is wrong, so is all else. Of the rest, the families come last."""
-SMALL_TESTS = ("tests/cluster/test_cores.py",)
+SMALL_TESTS = ("tests/test_covering.py",)
 """The tests of a small report, where there is no such device: quick ones."""
 OUTCOME = re.compile(
     r"^(?P<test>tests/\S+::.+?) (?P<outcome>PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE

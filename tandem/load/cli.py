@@ -1,5 +1,6 @@
 """`tandem load <subject>`: what an app is put under."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tandem.subjects import add_subjects
@@ -10,6 +11,12 @@ SUBJECTS = {
 }
 
 
-def add_load(commands: Any) -> None:
-    """Add the command to argparse's subparsers."""
-    add_subjects(commands, "load", SUBJECTS, help="put an app under a flood, or let clients leave")
+def add_load(commands: Any, arguments: Sequence[str]) -> None:
+    """Add the command to argparse's subparsers, and the options of the subject that is named."""
+    add_subjects(
+        commands,
+        "load",
+        SUBJECTS,
+        arguments=arguments,
+        help="put an app under a flood, or let clients leave",
+    )

@@ -164,7 +164,8 @@ def test_products_are_in_bf16_only_where_there_are_kernels(
 
 @pytest.fixture
 def _little_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little text, and small batches of it."""
+    """Little text, small batches of it, and gradients that are made orthogonal in one step of five:
+    in bf16, those take most of the time."""
     corpus = Corpus.load()
     short = next(d for d in corpus.held_out if 4_000 < len(d.text) < 10_000)
     few = Corpus(training=corpus.training[:40], held_out=(short,))
@@ -174,6 +175,7 @@ def _little_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.demo.pair.NUM_AGREEMENT_PROMPTS", 1)
     small_batches = partial(TrainingOptions, batch_tokens=1024)
     monkeypatch.setattr("tandem.demo.training.TrainingOptions", small_batches)
+    monkeypatch.setattr("torch.optim.Muon", partial(torch.optim.Muon, ns_steps=1))
 
 
 @pytest.mark.usefixtures("_little_training")

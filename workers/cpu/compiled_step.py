@@ -9,7 +9,6 @@ model's own forward serves.
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from transformers import PreTrainedModel
 
 from workers import attention, model_cache, step_inputs
 from workers.cache_size import GIB
-from workers.cpu import coded_linear, machine_cache, native, packed_linear, step_probe
+from workers.cpu import coded_linear, lifetime, machine_cache, native, packed_linear, step_probe
 from workers.cpu import kernel as cpu_kernel
 from workers.errors import first_line
 from workers.first_layers import first_layers
@@ -44,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 LIBRARY = "forward.so"
 NICENESS = 10
-WORKER_POLL_S = 1.0
 COMPILE_TIMEOUT_S = 1800.0
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -246,7 +244,7 @@ def _compile(spec: StepSpec, output: Path) -> None:
         text=True,
         timeout=COMPILE_TIMEOUT_S,
         check=False,
-        start_new_session=True,  # see _end_with_worker
+        start_new_session=True,  # see lifetime.end_with
     )
     if result.returncode != 0:
         raise RuntimeError(f"it cannot be compiled: {result.stderr.strip()[-500:]}")
@@ -258,15 +256,8 @@ def _compile_command(spec: StepSpec, output: Path) -> list[str]:
     return [sys.executable, "-m", __name__, *arguments]
 
 
-def _end_with_worker(worker_pid: int) -> None:
-    """End this session's processes once the worker that wants the result is gone."""
-    while os.getppid() == worker_pid:
-        time.sleep(WORKER_POLL_S)
-    os.killpg(os.getpid(), signal.SIGKILL)
-
-
 def _main(spec: StepSpec, output: Path, worker_pid: int) -> None:
-    threading.Thread(target=_end_with_worker, args=[worker_pid], daemon=True).start()
+    threading.Thread(target=lifetime.end_with, args=[worker_pid], daemon=True).start()
     os.nice(NICENESS)
     torch.set_num_threads(spec.num_threads)
     model = load_model(spec.source, dtype=spec.dtype, device="cpu", quantization=spec.quantization)

@@ -4,9 +4,6 @@ Each family is compiled once per machine, which takes some 20 s on its first run
 """
 
 import logging
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -245,10 +242,3 @@ def test_nothing_is_compiled_without_memory_for_it(
     assert not target.is_compiled
     assert "is not compiled, so it is slower: compiling needs" in caplog.text
     assert "has no compiled forward here" in target.warnings[0]
-
-
-def test_a_compiler_ends_with_its_worker() -> None:
-    """The worker of this one has another number than the process that started it."""
-    code = "from workers.cpu.compiled_step import _end_with_worker; _end_with_worker(2**22 + 1)"
-    compiler = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
-    assert compiler.returncode == -signal.SIGKILL

@@ -75,6 +75,12 @@ class Writer:
     ) -> None:
         self._tokenizer = chat_tokenizer(template, special)
         self._end = self._tokenizer.eos_token_id
+        self._solid = {
+            token
+            for token in range(len(self._tokenizer))
+            if self._tokenizer.decode([token]).strip()
+        }
+        """The tokens that are more than white space."""
         self._asked = asked
         self._template = ChatTemplate(self._tokenizer, tool_call_parser=parser)
         self._grammar = Grammar.tool_calls(self._template.forced_calls(asked))
@@ -92,7 +98,7 @@ class Writer:
             assert matcher.move_to(output)
             tokens = allowed_tokens(matcher)
             others = sorted(tokens - {self._end})
-            solid = [token for token in others if self._tokenizer.decode([token]).strip()]
+            solid = [token for token in others if token in self._solid]
             ends = self._end in tokens and (rng.random() < 0.6 or not others)
             output.append(self._end if ends else rng.choice(solid or others))
             assert len(output) < 2000

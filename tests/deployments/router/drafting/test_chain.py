@@ -35,6 +35,8 @@ LISTS = [
     "early_exit",
     "prompt_lookup,early_exit",
 ]
+SETTINGS = [(1, False, 16), (4, True, 16), (8, False, 1), (8, True, 4)]
+"""Gamma, whether drafters overlap with the verification, and how many streams there are."""
 DOCS = Path(__file__).parents[4] / "docs" / "drafting.md"
 
 
@@ -64,10 +66,13 @@ def texts(models: Models, repeating: list[GenerationParams]) -> list[list[int]]:
 
 class TestExactness:
     @pytest.mark.parametrize(
-        ("gamma", "overlap", "concurrency"),
-        [(1, False, 16), (4, True, 16), (8, False, 1), (8, True, 4)],
+        ("drafter", "gamma", "overlap", "concurrency"),
+        [
+            (drafter, *SETTINGS[(number + turn) % len(SETTINGS)])
+            for number, drafter in enumerate(LISTS)
+            for turn in range(2)
+        ],
     )
-    @pytest.mark.parametrize("drafter", LISTS)
     async def test_tokens_do_not_depend_on_the_list(
         self,
         drafter: str,
@@ -78,7 +83,10 @@ class TestExactness:
         repeating: list[GenerationParams],
         texts: list[list[int]],
     ) -> None:
-        """Greedy and sampled, alone and batched; of those that are alone, every third."""
+        """Greedy and sampled, alone and batched; of those that are alone, every third.
+
+        Each list has two of the settings in its turn.
+        """
         some = slice(None, None, 3 if concurrency == 1 else 1)
         drafts = model_drafts(models)
         async with running_loop(
