@@ -103,15 +103,13 @@ def test_drafts_do_not_seem_dear_for_long_because_the_first_were_stalls(
     assert run.tokens_per_s(60) > 0.95 * best
 
 
-@pytest.mark.parametrize("num_sequences", [1, 8])
-@pytest.mark.parametrize(
-    "machine",
-    [SMALL, WIDE, REMOTE, DISTANT, GPU],
-    ids=["small", "wide", "remote", "distant", "gpu"],
+@pytest.mark.covering(
+    alpha=[0.05, 0.4],
+    num_sequences=[1, 8],
+    machine={"small": SMALL, "wide": WIDE, "remote": REMOTE, "distant": DISTANT, "gpu": GPU},
 )
-@pytest.mark.parametrize("alpha", [0.05, 0.4])
 def test_texts_that_were_hard_are_soon_forgotten(
-    machine: Machine, alpha: float, num_sequences: int
+    alpha: float, num_sequences: int, machine: Machine
 ) -> None:
     """Drafts that are not made, like second ones where one each seems enough, tell nothing."""
     alphas = [0.85] * num_sequences

@@ -87,7 +87,7 @@ class TestBesidePrompts:
                 return prompt_len * num_due
 
             run = simulate(
-                controller, machine, lambda _: [alpha] * num_sequences, 1000, seed=seed,
+                controller, machine, lambda _: [alpha] * num_sequences, 600, seed=seed,
                 chance=varied, beside=beside,
             )  # fmt: skip
             return run.tokens_per_s(200)
