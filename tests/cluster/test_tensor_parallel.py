@@ -37,7 +37,7 @@ from workers.target import Target
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
 TIMEOUT_S = 400.0
-PROMPT, NUM_TOKENS = make_prompt(1, 20), 12
+PROMPT, NUM_TOKENS = make_prompt(1, 20), 8
 WAYS = ((SAMPLED, 0), (GREEDY, 0), (SAMPLED, 3))
 """How texts are sampled, and by how many drafts of the target's own."""
 EXITING_EARLY = ("llama", "gemma2", "mixtral", "gpt2")
