@@ -16,10 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 def make_parser(others: Mapping[str, str], arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The commands, and the options of the one that the arguments name.
+    """The commands and their options.
 
     Args:
         others: commands that `tandem` has beside these, and what they do, for its help.
+        arguments: what is to be parsed: of subjects, only the one named there has its options.
     """
     parser = argparse.ArgumentParser(prog="tandem")
     commands = parser.add_subparsers(dest="command", required=True)

@@ -20,41 +20,44 @@ GROWN_SIZES = ("hidden_size", "intermediate_size", "num_layers")
 def add_demo(commands: Any) -> None:
     """Add the commands to argparse's subparsers, whose type is private."""
     train = commands.add_parser("demo-train", help="train the bundled model pair from nothing")
-    train.add_argument("--output", type=Path, required=True, help="folder to write the pair to")
     train.add_argument("--target-steps", type=int, default=3000)
     train.add_argument("--draft-steps", type=int, default=5000)
-    train.add_argument("--seed", type=int, default=0)
-    train.add_argument("--eager", action="store_true", help="do not compile the training step")
+    _add_training_options(train)
     train.set_defaults(run=_demo_train)
 
     early = commands.add_parser(
         "demo-early-exit", help="train the bundled target to draft by its own first layer"
     )
-    early.add_argument("--output", type=Path, required=True, help="folder to write to")
     early.add_argument("--early-exit-layer", type=whole, default=1, help="the layer that drafts")
     early.add_argument("--steps", type=whole, default=600)
-    early.add_argument("--seed", type=int, default=0)
-    early.add_argument("--eager", action="store_true", help="do not compile the training step")
+    _add_training_options(early)
     early.set_defaults(run=_demo_early_exit)
 
     grow = commands.add_parser("demo-grow", help="grow a model without changing its function")
     grow.add_argument("--source", default=bundled.TARGET_NAME, help="a Llama to grow")
-    grow.add_argument("--output", type=Path, required=True, help="folder to write to")
+    _add_output_and_seed(grow)
     for name in GROWN_SIZES:
-        grow.add_argument(f"--{name.replace('_', '-')}", type=int)
-    grow.add_argument("--seed", type=int, default=0)
+        grow.add_argument(f"--{name.replace('_', '-')}", type=int, default=argparse.SUPPRESS)
     grow.set_defaults(run=_demo_grow)
 
     other = commands.add_parser(
         "demo-retokenize", help="give the bundled draft another tokenizer, to try such drafts"
     )
-    other.add_argument("--output", type=Path, required=True, help="folder to write to")
     other.add_argument("--permute", action="store_true", help="the same tokens with other ids")
     other.add_argument("--vocab-size", type=int, default=3000, help="tokens of a new tokenizer")
     other.add_argument("--steps", type=int, default=1000, help="of training with a new tokenizer")
-    other.add_argument("--seed", type=int, default=0)
-    other.add_argument("--eager", action="store_true", help="do not compile the training step")
+    _add_training_options(other)
     other.set_defaults(run=_demo_retokenize)
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    _add_output_and_seed(parser)
+    parser.add_argument("--eager", action="store_true", help="do not compile the training step")
+
+
+def _add_output_and_seed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--seed", type=int, default=0)
 
 
 def _demo_train(options: argparse.Namespace) -> None:
@@ -108,8 +111,7 @@ def _demo_retokenize(options: argparse.Namespace) -> None:
 def _demo_grow(options: argparse.Namespace) -> None:
     from tandem.demo.grow import GrownSize, grow_to_folder
 
-    asked = {name: getattr(options, name) for name in GROWN_SIZES}
-    size = GrownSize(**{name: value for name, value in asked.items() if value is not None})
+    size = GrownSize(**{name: getattr(options, name) for name in GROWN_SIZES if name in options})
     source = bundled.resolve(options.source)
     num_parameters = grow_to_folder(source, options.output, size, seed=options.seed)
     logger.info("%s: %.1fM parameters", options.output, num_parameters / 1e6)
