@@ -10,7 +10,7 @@ takes beside its steps. Rounds without drafts have a factor of their own: where 
 share cores, the texts of the last round are written out during their step. A target that drafts by
 its own first layers takes some share of a whole step for each draft.
 
-A target without a table gets the straight line through what its rounds took, a drafter a constant.
+A worker without a table, such as a drafter that there is none of, has steps that all take the same.
 """
 
 import math
@@ -35,10 +35,6 @@ OUTLIER = 0.4
 next is off to the same side, the machine has changed: clip and rate are doubled each time."""
 FAR = 4096.0
 """How many tokens beyond the end of a table its last row goes on rising."""
-FIRST_SLOPE = 0.02
-"""The guess of what a further token adds to a step, as a share of the step of one token."""
-SLOPE_PRIOR = 15.0
-"""The weight of FIRST_SLOPE, in observed steps that are one token away from the mean."""
 LEAST_S = 1e-6
 """The shortest time that is believed, in seconds, so that every time has a logarithm."""
 
@@ -103,7 +99,9 @@ class StepTable:
         return bool(self._sizes)
 
     def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
-        """Shapes: [any] tokens -> [any] seconds."""
+        """Those of a step, or 1 without times. Shapes: [any] tokens -> [any] seconds."""
+        if not self._sizes:
+            return np.ones(np.shape(num_tokens))
         if num_sequences not in self._rows:
             place = float(np.interp(num_sequences, self._sizes, np.arange(len(self._sizes))))
             low, high = self._rows[self._sizes[int(place)]], self._rows[self._sizes[-1]]
@@ -150,71 +148,22 @@ def _between(low: Row, high: Row, share: float) -> Row:
 
 
 @dataclass(slots=True)
-class StepLine:
-    """Seconds of a step by tokens, where there is no table: decayed least squares."""
-
-    _weight: float = 0.0
-    """The number of observed steps, older ones counting less."""
-    _tokens: float = 0.0
-    """The mean number of tokens of a step."""
-    _seconds: float = 1.0
-    """The mean seconds of a step."""
-    _variance: float = 0.0
-    """The mean square of a step's distance from the mean number of tokens."""
-    _covariance: float = 0.0
-    """The mean product of a step's distances from the mean tokens and from the mean seconds."""
-
-    def seconds(self, num_tokens: ArrayLike) -> Floats:
-        """Shapes: [any] tokens -> [any] seconds."""
-        line: Floats = self._seconds + self._slope * np.subtract(num_tokens, self._tokens)
-        return np.maximum(line, 0.1 * self._seconds)
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Learn from a step; a stall counts as at most twice what was expected."""
-        seconds = max(LEAST_S, seconds)
-        if self._weight > 0.0:
-            seconds = min(seconds, 2.0 * float(self.seconds(num_tokens)))
-        self._weight = self._weight * (1.0 - RATE) + 1.0
-        rate = 1.0 / self._weight
-        away, error_s = num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += rate * away
-        self._seconds += rate * error_s
-        self._variance = (1.0 - rate) * (self._variance + rate * away * away)
-        self._covariance = (1.0 - rate) * (self._covariance + rate * away * error_s)
-
-    @property
-    def _slope(self) -> float:
-        guess = FIRST_SLOPE * self._seconds / (1.0 + FIRST_SLOPE * max(0.0, self._tokens - 1.0))
-        seen, spread = self._weight * self._covariance, self._weight * self._variance
-        return max(0.0, (seen + SLOPE_PRIOR * guess) / (spread + SLOPE_PRIOR))
-
-
-@dataclass(slots=True)
 class _Target:
     """What is known of the target's steps."""
 
     table: StepTable
     drafted: Follower
-    """How many times as long as table or line say a step with drafts takes."""
+    """How many times as long as the table says a step with drafts takes."""
     plain: Follower
-    """How many times as long as table or line say a step without drafts takes."""
-    line: StepLine = field(default_factory=StepLine)
-    """The fit to the steps themselves, used while `table` is empty."""
+    """How many times as long as the table says a step without drafts takes."""
     hop: Follower = field(default_factory=lambda: Follower(LEAST_S))
-
-    def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
-        if self.table:
-            return self.table.seconds(num_sequences, num_tokens)
-        return self.line.seconds(num_tokens)
 
     def observe(
         self, num_sequences: int, num_tokens: int, step_s: float, *, is_plain: bool
     ) -> None:
         """Learn from a step that took so long."""
-        if not self.table:
-            self.line.observe(num_tokens, step_s)
         seen, other = (self.plain, self.drafted) if is_plain else (self.drafted, self.plain)
-        seen.observe(step_s / float(self.seconds(num_sequences, num_tokens)), kin=other)
+        seen.observe(step_s / float(self.table.seconds(num_sequences, num_tokens)), kin=other)
 
 
 class Latency:
@@ -254,9 +203,8 @@ class Latency:
 
         Shapes: [any] steps -> [any] seconds.
         """
-        step_s = self._ahead_factor.value * float(
-            self._target.seconds(num_sequences, num_sequences)
-        )
+        whole_s = float(self._target.table.seconds(num_sequences, num_sequences))
+        step_s = self._ahead_factor.value * whole_s
         return step_s * np.asarray(num_steps, dtype=float)
 
     def verify_s(
@@ -268,7 +216,7 @@ class Latency:
         """
         target = self._target
         factor = np.where(is_after_drafting, target.drafted.value, target.plain.value)
-        return target.hop.value + factor * target.seconds(num_sequences, num_tokens)
+        return target.hop.value + factor * target.table.seconds(num_sequences, num_tokens)
 
     def observe(self, observed: ObservedRound) -> None:
         """Learn from the times of a round that are clean."""
@@ -277,7 +225,7 @@ class Latency:
             self._draft_factor.observe(observed.draft_compute_s / steps_s)
             self._draft_hop.observe(observed.draft_s - observed.draft_compute_s)
         if observed.ahead_s is not None and observed.longest_ahead > 0:
-            whole_s = float(self._target.seconds(observed.num_ahead, observed.num_ahead))
+            whole_s = float(self._target.table.seconds(observed.num_ahead, observed.num_ahead))
             self._ahead_factor.observe(observed.ahead_s / (observed.longest_ahead * whole_s))
         if observed.verify_s is not None and observed.num_tokens > 0:
             self._target.hop.observe(observed.verify_s - observed.verify_compute_s)
@@ -289,7 +237,5 @@ class Latency:
             )
 
     def _draft_steps(self, num_sequences: int) -> float:
-        """What the table says of a draft step, in seconds; 1 without a table."""
-        if not self._draft_table:
-            return 1.0
+        """What the table says of a draft step, in seconds."""
         return float(self._draft_table.seconds(num_sequences, num_sequences))

@@ -83,9 +83,9 @@ class Machine:
             "draft_steps": [time(n, n, self.draft_step / 1e3) for n in sizes],
         }
 
-    def controller(self, *, with_tables: bool = True) -> DynamicGamma:
+    def controller(self) -> DynamicGamma:
         """A new one for this machine."""
-        return DynamicGamma(**(self.measured() if with_tables else {}))
+        return DynamicGamma(**self.measured())
 
 
 class Graphed(Machine):

@@ -33,26 +33,20 @@ from tests.deployments.router.policy.machines import (
 )
 from tests.deployments.simulated_drafts import Chance, varied
 
-TABLES = {"tables": True, "no-tables": False}
-"""Whether the controller is given the times that workers have measured."""
-
 
 @pytest.mark.covering(
     alpha=[0.05, 0.4, 0.7, 0.9],
     num_sequences=[1, 8],
     machine=MACHINES,
     chance={"even": None, "varied": varied},
-    with_tables=TABLES,
 )
 def test_it_is_as_good_as_the_best_fixed_gamma(
-    alpha: float, num_sequences: int, machine: Machine, chance: Chance | None, with_tables: bool
+    alpha: float, num_sequences: int, machine: Machine, chance: Chance | None
 ) -> None:
     """In the mean of two runs, since the noise of the first rounds may lead astray for long."""
-    # without tables one line stands for the steps, which are none
-    least = 0.955 if with_tables else 0.9
     alphas = [alpha] * num_sequences
     best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
-    assert mean_speed(machine, alphas, chance, with_tables, num_runs=2) > least * best
+    assert mean_speed(machine, alphas, chance, num_runs=2) > 0.955 * best
 
 
 @pytest.mark.covering(
@@ -63,17 +57,15 @@ def test_it_is_as_good_as_the_best_fixed_gamma(
         "0.6-varied": (0.6, varied),
     },
     num_sequences=[1, 8],
-    with_tables=TABLES,
 )
 def test_what_plain_rounds_take_is_not_taken_for_the_step(
-    alpha_and_chance: tuple[float, Chance | None], num_sequences: int, with_tables: bool
+    alpha_and_chance: tuple[float, Chance | None], num_sequences: int
 ) -> None:
     """Else drafts would seem dearer than they are, and a round without them cheaper."""
     alpha, chance = alpha_and_chance
-    least = 0.95 if with_tables else 0.93
     alphas = [alpha] * num_sequences
     best = max(SMALL.tokens_per_s(gamma, alphas) for gamma in FIXED)
-    assert mean_speed(SMALL, alphas, chance, with_tables, num_runs=3) > least * best
+    assert mean_speed(SMALL, alphas, chance, num_runs=3) > 0.95 * best
 
 
 @pytest.mark.parametrize(
@@ -142,14 +134,13 @@ def mean_speed(
     machine: Machine,
     alphas: Sequence[float],
     chance: Chance | None,
-    with_tables: bool,
     *,
     num_runs: int,
 ) -> float:
     """The tokens per second of runs of 700 rounds each."""
     return mean(
         simulate(
-            machine.controller(with_tables=with_tables),
+            machine.controller(),
             machine,
             lambda _: alphas,
             700,
@@ -160,9 +151,8 @@ def mean_speed(
     )
 
 
-@pytest.mark.parametrize("with_tables", TABLES.values(), ids=TABLES)
 class TestDynamicGamma:
-    def test_sure_drafts_of_one_sequence_go_far(self, with_tables: bool) -> None:
+    def test_sure_drafts_of_one_sequence_go_far(self) -> None:
         """A step of the drafter costs nothing where it has stopped before."""
         machine = Machine(hop=4, draft_step=1, verify=28, verify_token=0.5)
 
@@ -174,14 +164,14 @@ class TestDynamicGamma:
             return run.tokens_per_s(200)
 
         best = max(speed(FixedGamma(gamma), 3000, 0) for gamma in (6, 8, 10, 12))
-        own = [speed(machine.controller(with_tables=with_tables), 1000, seed) for seed in range(3)]
+        own = [speed(machine.controller(), 1000, seed) for seed in range(3)]
         assert mean(own) > 1.075 * best
 
-    def test_with_many_sequences_only_sure_drafts_are_verified(self, with_tables: bool) -> None:
+    def test_with_many_sequences_only_sure_drafts_are_verified(self) -> None:
         machine = Machine(hop=2, draft_step=1, verify=20, verify_token=1.5)
         alphas = [0.75] * 16
         run = simulate(
-            machine.controller(with_tables=with_tables),
+            machine.controller(),
             machine,
             lambda _: alphas,
             500,
@@ -190,10 +180,10 @@ class TestDynamicGamma:
         best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
         assert run.tokens_per_s() > 1.05 * best
 
-    def test_it_beats_every_fixed_gamma_where_sequences_differ(self, with_tables: bool) -> None:
+    def test_it_beats_every_fixed_gamma_where_sequences_differ(self) -> None:
         alphas = [0.95] * 4 + [0.05] * 4
         machine = Machine(hop=2, draft_step=1, verify=20, verify_token=2)
-        run = simulate(machine.controller(with_tables=with_tables), machine, lambda _: alphas, 1000)
+        run = simulate(machine.controller(), machine, lambda _: alphas, 1000)
         best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
         assert run.tokens_per_s() > 1.05 * best
         settled = run.gammas[500:]
@@ -201,16 +191,13 @@ class TestDynamicGamma:
         assert min(means[:4]) > 4
         assert max(means[4:]) < 1
 
-    def test_it_follows_traffic_that_changes_within_100_rounds(self, with_tables: bool) -> None:
+    def test_it_follows_traffic_that_changes_within_100_rounds(self) -> None:
         """In the mean, since 300 rounds are few and luck shows; no run is far from it."""
 
         def alphas(index: int) -> list[float]:
             return [0.03 if 300 <= index < 700 else 0.85]
 
-        runs = [
-            simulate(CPU.controller(with_tables=with_tables), CPU, alphas, 1100, seed=seed)
-            for seed in range(5)
-        ]
+        runs = [simulate(CPU.controller(), CPU, alphas, 1100, seed=seed) for seed in range(5)]
 
         def speeds(start: int, end: int) -> list[float]:
             return [run.tokens_per_s(start, end) for run in runs]
@@ -222,13 +209,11 @@ class TestDynamicGamma:
         assert min(speeds(100, 300)) > easy
         assert min(speeds(800, 1100)) > easy
 
-    def test_greedy_drafts_do_not_wait_for_what_became_of_sampled_ones(
-        self, with_tables: bool
-    ) -> None:
+    def test_greedy_drafts_do_not_wait_for_what_became_of_sampled_ones(self) -> None:
         """Sampled ones did not pay for long, and the drafter was too sure of them."""
 
         def speed(seed: int) -> float:
-            controller = CPU.controller(with_tables=with_tables)
+            controller = CPU.controller()
             sampled = simulate(
                 controller, CPU, lambda _: [0.03], 400, seed=seed, chance=varied,
                 is_sampled=lambda _: True,
@@ -241,27 +226,25 @@ class TestDynamicGamma:
         best = max(CPU.tokens_per_s(gamma, [0.85]) for gamma in FIXED)
         assert mean(speed(seed) for seed in range(8)) > 0.96 * best
 
-    def test_drafts_that_do_not_pay_are_tried_rarely(self, with_tables: bool) -> None:
-        run = simulate(CPU.controller(with_tables=with_tables), CPU, lambda _: [0.0] * 4, 1000)
+    def test_drafts_that_do_not_pay_are_tried_rarely(self) -> None:
+        run = simulate(CPU.controller(), CPU, lambda _: [0.0] * 4, 1000)
         drafted = [gammas for gammas in run.gammas[200:] if any(gammas)]
         assert drafted
         assert sum(run.times_s[200:]) < 1.02 * 800 * CPU.step_s(4)
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_drafts_that_have_become_cheap_are_made_again(
-        self, seed: int, with_tables: bool
-    ) -> None:
+    def test_drafts_that_have_become_cheap_are_made_again(self, seed: int) -> None:
         """A probe, of one sequence, would not show it."""
         dear = Machine(hop=2, draft_step=16, verify=20, verify_token=0.1)
         cheap = Machine(hop=1, draft_step=0.5, verify=20, verify_token=0.1)
-        controller, alphas = dear.controller(with_tables=with_tables), [0.5] * 8
+        controller, alphas = dear.controller(), [0.5] * 8
         before = simulate(controller, dear, lambda _: alphas, 200, seed=seed, chance=varied)
         after = simulate(controller, cheap, lambda _: alphas, 700, seed=seed, chance=varied)
         assert sum(map(any, before.gammas[-20:])) <= 2
         assert after.tokens_per_s(300) > max(cheap.tokens_per_s(gamma, alphas) for gamma in FIXED)
 
-    def test_nothing_is_drafted_where_nothing_may_be(self, with_tables: bool) -> None:
-        controller = CPU.controller(with_tables=with_tables)
+    def test_nothing_is_drafted_where_nothing_may_be(self) -> None:
+        controller = CPU.controller()
         simulate(controller, CPU, lambda _: [0.9, 0.9], 100)
         candidates = [Candidate(seq_id="0", max_gamma=0), Candidate(seq_id="1", max_gamma=3)]
         first, second = controller.choose(candidates, num_prefill_tokens=0).gammas

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.router.policy.gamma import ObservedRound, Reason
-from deployments.router.policy.latency import Follower, Latency, StepLine, StepTable
+from deployments.router.policy.latency import Follower, Latency, StepTable
 from workers.types import StepTime
 
 
@@ -49,7 +49,11 @@ class TestStepTable:
         seconds = StepTable(points).seconds(1, np.arange(1, 17))
         assert np.all(np.diff(seconds) >= 0.0)
         assert seconds[0] == 1.0
+
+    def test_without_times_all_steps_take_the_same(self) -> None:
         assert not StepTable(())
+        assert StepTable(()).seconds(3, [3, 9]) == pytest.approx([1.0, 1.0])
+        assert float(StepTable(()).seconds(1, 1)) == 1.0
 
 
 class TestFollower:
@@ -75,23 +79,6 @@ class TestFollower:
             follower.observe(rng.gammavariate(8, 1 / 8))
             values.append(follower.value)
         assert np.std(values[200:]) < 0.08
-
-
-class TestStepLine:
-    def test_a_line_is_found(self) -> None:
-        line, rng = StepLine(), random.Random(0)
-        for _ in range(300):
-            num_tokens = rng.randint(1, 30)
-            line.observe(num_tokens, (20 + num_tokens) * rng.uniform(0.95, 1.05))
-        assert line.seconds([1, 30]) == pytest.approx([21, 50], rel=0.05)
-
-    def test_more_tokens_never_take_less(self) -> None:
-        line = StepLine()
-        for num_tokens in (1, 2, 3, 4):
-            line.observe(num_tokens, 10.0 - num_tokens)
-        seconds = line.seconds(np.arange(1, 100))
-        assert np.all(np.diff(seconds) >= 0.0)
-        assert seconds[0] > 0.0
 
 
 class TestLatency:
