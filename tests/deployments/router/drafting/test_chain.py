@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -35,8 +35,24 @@ LISTS = [
     "early_exit",
     "prompt_lookup,early_exit",
 ]
-SETTINGS = [(1, False, 16), (4, True, 16), (8, False, 1), (8, True, 4)]
-"""Gamma, whether drafters overlap with the verification, and how many streams there are."""
+
+
+class Setting(NamedTuple):
+    """How a list of drafters is tried."""
+
+    gamma: int
+    overlap: bool
+    """Whether drafters go on during the verification."""
+    concurrency: int
+
+
+SETTINGS = [
+    Setting(gamma=1, overlap=False, concurrency=16),
+    Setting(gamma=4, overlap=True, concurrency=16),
+    Setting(gamma=8, overlap=False, concurrency=1),
+    Setting(gamma=8, overlap=True, concurrency=4),
+]
+"""Each list has one of them in its turn; `make fuzz` tries all of them with each."""
 DOCS = Path(__file__).parents[4] / "docs" / "drafting.md"
 
 
@@ -64,39 +80,36 @@ def texts(models: Models, repeating: list[GenerationParams]) -> list[list[int]]:
     return asyncio.run(run())
 
 
+async def tokens_of(
+    models: Models, drafter: str, setting: Setting, all_params: list[GenerationParams]
+) -> list[list[int]]:
+    """What is written with a list of drafters, of which each has drafts tested."""
+    drafts = model_drafts(models)
+    async with running_loop(
+        models, gamma=setting.gamma, overlap=setting.overlap, drafts=drafts, drafter=drafter
+    ) as (loop, targets, observer):
+        streams = await run_all(loop, all_params, concurrency=setting.concurrency)
+        assert num_tested(observer).keys() == {*drafter.split(",")}
+        await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
+        assert (loop.num_live, observer.num_live) == (0, 0)
+        return [stream.token_ids for stream in streams]
+
+
 class TestExactness:
-    @pytest.mark.parametrize(
-        ("drafter", "gamma", "overlap", "concurrency"),
-        [
-            (drafter, *SETTINGS[(number + turn) % len(SETTINGS)])
-            for number, drafter in enumerate(LISTS)
-            for turn in range(2)
-        ],
-    )
+    @pytest.mark.parametrize("drafter", LISTS)
     async def test_tokens_do_not_depend_on_the_list(
         self,
         drafter: str,
-        gamma: int,
-        overlap: bool,
-        concurrency: int,
+        has_all_combinations: bool,
         models: Models,
         repeating: list[GenerationParams],
         texts: list[list[int]],
     ) -> None:
-        """Greedy and sampled, alone and batched; of those that are alone, every third.
-
-        Each list has two of the settings in its turn.
-        """
-        some = slice(None, None, 3 if concurrency == 1 else 1)
-        drafts = model_drafts(models)
-        async with running_loop(
-            models, gamma=gamma, overlap=overlap, drafts=drafts, drafter=drafter
-        ) as (loop, targets, observer):
-            streams = await run_all(loop, repeating[some], concurrency=concurrency)
-            assert [stream.token_ids for stream in streams] == texts[some]
-            assert num_tested(observer).keys() == {*drafter.split(",")}
-            await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
-            assert (loop.num_live, observer.num_live) == (0, 0)
+        """Greedy and sampled, alone and batched; of those that are alone, every third."""
+        own = SETTINGS[LISTS.index(drafter) % len(SETTINGS)]
+        for setting in SETTINGS if has_all_combinations else [own]:
+            some = slice(None, None, 3 if setting.concurrency == 1 else 1)
+            assert await tokens_of(models, drafter, setting, repeating[some]) == texts[some]
 
     async def test_a_dynamic_gamma_drafts_by_lookup_alone(
         self, models: Models, repeating: list[GenerationParams], texts: list[list[int]]
