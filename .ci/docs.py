@@ -278,7 +278,7 @@ def gains_of_dynamic() -> str:
         "`gamma=dynamic`",
         "dynamic / plain",
         "the same at temperature 0.8",
-        "measured on (greedy, sampled)",
+        "measured on, tokens of a completion (greedy; sampled)",
     )
     rows, machines = measured.gains_of_dynamic()
     return table(header, rows) + f"\nMeasured {machines}.\n"

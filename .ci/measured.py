@@ -79,6 +79,11 @@ def _day(result: Mapping[str, Any]) -> str:
     return str(result["date"])[:10]
 
 
+def _load(result: Mapping[str, Any]) -> str:
+    """The day, and the most tokens of a completion."""
+    return f"{_day(result)}, {result['options']['max_tokens']}"
+
+
 def _machine(result: Mapping[str, Any]) -> str:
     hardware = result["hardware"]
     return hardware["gpu"] or f"{hardware['num_cores']} cores of an {hardware['cpu']}"
@@ -132,8 +137,8 @@ def gains_of_drafters(*, streams: int) -> tuple[Rows, str]:
 
 
 def gains_of_dynamic() -> tuple[Rows, str]:
-    """Lines of (text, streams, tokens/s plain, best fixed and dynamic, ratios, days), and the
-    machines.
+    """Lines of (text, streams, tokens/s plain, best fixed and dynamic, ratios, days and tokens of a
+    completion), and the machines.
 
     Of runs that compared at least two fixed lengths.
     """
@@ -164,7 +169,7 @@ def _compared(greedy: Measurement, sampled: Measurement | None) -> tuple[str, ..
         f"{dynamic['tokens_per_s']:.0f}",
         with_spread(dynamic["speedups"]),
         with_spread(drawn["speedups"] if drawn else ()),
-        ", ".join(dict.fromkeys(_day(each.result) for each in (greedy, sampled) if each)),
+        "; ".join(dict.fromkeys(_load(each.result) for each in (greedy, sampled) if each)),
     )
 
 

@@ -10,7 +10,7 @@ takes beside its steps. Rounds without drafts have a factor of their own: where 
 share cores, the texts of the last round are written out during their step. A target that drafts by
 its own first layers takes some share of a whole step for each draft.
 
-A worker without a table, such as a drafter that there is none of, has steps that all take the same.
+Without a table, as for the drafters of an app that has none, T and D are 1 for every step.
 """
 
 import math
@@ -99,7 +99,10 @@ class StepTable:
         return bool(self._sizes)
 
     def seconds(self, num_sequences: int, num_tokens: ArrayLike) -> Floats:
-        """Those of a step, or 1 without times. Shapes: [any] tokens -> [any] seconds."""
+        """Seconds of a step of so many sequences and tokens; 1 where no step was timed.
+
+        Shapes: [any] tokens -> [any] seconds.
+        """
         if not self._sizes:
             return np.ones(np.shape(num_tokens))
         if num_sequences not in self._rows:

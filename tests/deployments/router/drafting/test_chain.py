@@ -83,7 +83,10 @@ def texts(models: Models, repeating: list[GenerationParams]) -> list[list[int]]:
 async def tokens_of(
     models: Models, drafter: str, setting: Setting, all_params: list[GenerationParams]
 ) -> list[list[int]]:
-    """What is written with a list of drafters, of which each has drafts tested."""
+    """What is written with a list of drafters, each of which must have drafts tested.
+
+    Nothing may be left in the workers or the loop.
+    """
     drafts = model_drafts(models)
     async with running_loop(
         models, gamma=setting.gamma, overlap=setting.overlap, drafts=drafts, drafter=drafter

@@ -131,21 +131,12 @@ def test_what_drafters_read_after_many_plain_rounds_makes_drafts_no_dearer(
 
 
 def mean_speed(
-    machine: Machine,
-    alphas: Sequence[float],
-    chance: Chance | None,
-    *,
-    num_runs: int,
+    machine: Machine, alphas: Sequence[float], chance: Chance | None, *, num_runs: int
 ) -> float:
     """The tokens per second of runs of 700 rounds each."""
     return mean(
         simulate(
-            machine.controller(),
-            machine,
-            lambda _: alphas,
-            700,
-            chance=chance,
-            seed=seed,
+            machine.controller(), machine, lambda _: alphas, 700, chance=chance, seed=seed
         ).tokens_per_s()
         for seed in range(num_runs)
     )
@@ -170,13 +161,7 @@ class TestDynamicGamma:
     def test_with_many_sequences_only_sure_drafts_are_verified(self) -> None:
         machine = Machine(hop=2, draft_step=1, verify=20, verify_token=1.5)
         alphas = [0.75] * 16
-        run = simulate(
-            machine.controller(),
-            machine,
-            lambda _: alphas,
-            500,
-            chance=varied,
-        )
+        run = simulate(machine.controller(), machine, lambda _: alphas, 500, chance=varied)
         best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
         assert run.tokens_per_s() > 1.05 * best
 
