@@ -1,6 +1,7 @@
 """The training text of the bundled pair: the Python standard library's own source."""
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,16 +64,22 @@ class Corpus:
 
 
 def _read_documents(root: Path) -> Iterator[Document]:
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if EXCLUDED_FOLDERS.intersection(relative.parts) or path.name.startswith("_sysconfigdata"):
-            continue
+    for path in sorted(_source_files(root)):
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:  # a few files are in another encoding on purpose
             continue
         if text.strip():
-            yield Document(name=relative.as_posix(), text=text)
+            yield Document(name=path.relative_to(root).as_posix(), text=text)
+
+
+def _source_files(root: Path) -> Iterator[Path]:
+    """Excluded folders are not even looked into: they hold twenty times as many files."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - EXCLUDED_FOLDERS
+        for name in names:
+            if name.endswith(".py") and not name.startswith("_sysconfigdata"):
+                yield Path(folder, name)
 
 
 def train_tokenizer(documents: tuple[Document, ...], vocab_size: int) -> Tokenizer:
