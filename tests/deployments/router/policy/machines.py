@@ -47,7 +47,7 @@ class Machine:
         is_wide = num_tokens > 8
         return (self.verify + self.verify_token * num_tokens + self.verify_wide * is_wide) / 1e3
 
-    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+    def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
         """Of drafting and of verifying."""
         more_s = 0.0 if longest else self.plain_more / 1e3
         draft_s = (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
@@ -58,8 +58,9 @@ class Machine:
         del longest
         return True
 
-    def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: int = 0) -> float:
-        """To be expected of rounds in which every sequence has that many drafts."""
+    def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: float = 0) -> float:
+        """To be expected of rounds in which every sequence has that many drafts, all of them
+        verified: what runs with a fixed gamma come to, however sure a drafter is of its drafts."""
         num_tokens = num_beside + len(alphas) * (gamma + 1)
         num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
         return num_committed / sum(self.round_s(gamma, num_tokens))
@@ -111,7 +112,7 @@ class StalledAtFirst(Machine):
     ) -> "StalledAtFirst":
         return cls(**asdict(machine), stalls=[None] * num_stalls, are_drafted=are_drafted)
 
-    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+    def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
         draft_s, verify_s = super().round_s(longest, num_tokens)
         if self.stalls and self.are_drafted == (longest > 0):
             self.stalls.pop()
@@ -131,7 +132,7 @@ class Reading(Machine):
     def like(cls, machine: Machine) -> "Reading":
         return cls(**asdict(machine))
 
-    def round_s(self, longest: int, num_tokens: int) -> tuple[float, float]:
+    def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
         draft_s, verify_s = super().round_s(longest, num_tokens)
         if longest:
             draft_s += 7e-3 * self.draft_step * min(1.0, len(self._unread) / 50)
