@@ -140,7 +140,7 @@ class TestExact:
         options = exact.Options(
             target=str(tmp_path / "target"),
             num_prompts=9,
-            max_tokens=24,
+            max_tokens=10,
             compile=False,
             output=tmp_path,
         )

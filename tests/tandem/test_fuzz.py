@@ -13,7 +13,7 @@ from deployments.api.completions import CompletionRequest
 from deployments.router.tokenizer import load_tokenizer
 from tandem.fuzz.cases import FLOATS, Body, draw_case
 from tandem.fuzz.rig import MODEL_NAME, Subject
-from tandem.fuzz.run import BATCH_SIZE, FuzzReport, replay, run_fuzz
+from tandem.fuzz.run import FuzzReport, replay, run_fuzz
 from tests.deployments.router.chat.templates import THINKING
 from tests.grammars import VOCAB_SIZE, save_grammar_model
 from workers import ratio_test, verification
@@ -43,12 +43,13 @@ def describe(report: FuzzReport) -> str:
     return "\n".join(map(str, report.findings))
 
 
-async def test_100_cases_are_exact_and_harm_nobody(subject: Subject) -> None:
-    report = await run_fuzz(subject, num_cases=100, seed=0)
+async def test_48_cases_are_exact_and_harm_nobody(subject: Subject) -> None:
+    """Two batches for each gamma; `make fuzz` tries thousands of cases."""
+    report = await run_fuzz(subject, num_cases=48, seed=0)
     assert report.findings == [], describe(report)
-    assert report.num_cases == 100
-    assert report.statuses[200] > 65
-    assert report.num_accepted > 100
+    assert report.num_cases == 48
+    assert report.statuses[200] > 31
+    assert report.num_accepted > 48
 
 
 def test_cases_are_drawn_alike_and_reach_the_edges_of_the_schema() -> None:
@@ -112,11 +113,16 @@ MAY_BE_REFUSED = {
 }  # fmt: skip
 
 
+NUM_SUSPECTS = 4
+
+
 def case_of_its_own() -> tuple[int, Body]:
     """A case whose sampling seed no other of its batch has, and the fuzz's seed that draws it."""
     for seed in range(100):
         rng = random.Random(seed)
-        cases = [draw_case(rng, model=MODEL_NAME, vocab_size=VOCAB_SIZE) for _ in range(BATCH_SIZE)]
+        cases = [
+            draw_case(rng, model=MODEL_NAME, vocab_size=VOCAB_SIZE) for _ in range(NUM_SUSPECTS)
+        ]
         seeds = [case["seed"] for case in cases]
         for case in cases:
             is_answered = not case.keys() & MAY_BE_REFUSED
@@ -139,7 +145,7 @@ async def test_a_request_that_fails_is_found_and_blamed_alone(
     with monkeypatch.context() as broken:
         for rules in (verification, ratio_test):
             broken.setattr(rules, "sample", fail)
-        report = await run_fuzz(subject, num_cases=BATCH_SIZE, seed=seed)
+        report = await run_fuzz(subject, num_cases=NUM_SUSPECTS, seed=seed)
         assert [finding.cases for finding in report.findings] == [(guilty,)]
         assert json.dumps(guilty) in str(report.findings[0])
         assert await replay(subject, [guilty], 5) is not None
