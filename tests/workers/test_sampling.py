@@ -104,7 +104,7 @@ class TestLaw:
     def test_samples_follow_the_processed_law(self, params: dict[str, object]) -> None:
         """One seeded chi-square per combination: 6,000 positions of one sequence.
 
-        A temperature that is off by a fifth is found, and noise by a tenth.
+        A temperature that is off by a fifth is found.
         """
         count = 6000
         logits = make_logits(seed=3)
