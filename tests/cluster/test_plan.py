@@ -14,8 +14,18 @@ from tests.cluster.plans import EIGHT_H100, LAPTOP, make_plan_of, problem, write
 from tests.tiny_models import save_model
 from workers.cache_size import GIB, PROCESS_BYTES, CacheShares
 from workers.errors import ConfigError
-from workers.model import load_model
+from workers.model import Model, load_model
 from workers.paged_model import CacheOptions, PagedModel
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """One with recurrent layers too."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        family: load_model(save_model(folder / family, family), dtype="float32", device="cpu")
+        for family in ("llama", "qwen3_5")
+    }
 
 
 @pytest.mark.parametrize("options", [{}, {"max_model_len": 100}, {"kv_cache_gib": 0.0001}])
@@ -25,16 +35,17 @@ def test_the_cache_has_as_many_blocks_as_a_worker_makes(
     family: str,
     options: dict[str, float],
     free_bytes: int,
-    tmp_path: Path,
+    models: dict[str, Model],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = save_model(tmp_path, family)
+    model = models[family]
     memory = SimpleNamespace(available=free_bytes)
     monkeypatch.setattr("workers.paged_model.psutil.virtual_memory", lambda: memory)
-    plan = make_plan_of({"target": name, "drafter": "none", "dtype": "float32", **options}, LAPTOP)
+    plan = make_plan_of(
+        {"target": model.name, "drafter": "none", "dtype": "float32", **options}, LAPTOP
+    )
     role = plan.fleet.target
     cache_options = CacheOptions(**{**options, "block_size": 16})  # type: ignore[arg-type]
-    model = load_model(name, dtype="float32", device="cpu")
     try:
         paged = PagedModel(model, cache_options)
     except ConfigError:  # of one sequence

@@ -4,13 +4,15 @@ import asyncio
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from multiprocessing.queues import Queue
+from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from cluster.options import AppArgs
 from cluster.placement import check_tensor_parallel
@@ -20,6 +22,7 @@ from tests.deployments.option_pairs import (
     PAIRS,
     REFUSED,
     TWO_RANKS,
+    Pair,
     load_target,
     name_of,
     options_of,
@@ -94,39 +97,57 @@ def follow(paged: PagedModel) -> None:
         paged.follow()
 
 
-def run_rank(
-    rank: int,
-    point: MeetingPoint,
-    all_args: Mapping[str, AppArgs],
-    truths: "Queue[Texts]",
-    texts: "Queue[tuple[Texts, Sources]]",
-) -> None:
-    """Half a model of each name, after half a target with each of these options."""
-    torch.set_num_threads(1)
-    group = GroupOfModels(point, rank=rank, device_type="cpu")
-    results: Texts = {}
+def lead(
+    group: GroupOfModels, all_args: Mapping[str, AppArgs], truths: Texts
+) -> tuple[Texts, Sources]:
+    """The first rank: a target with each of these options, then each model of `truths`."""
+    texts: Texts = {}
     sources: Sources = {}
     for key, args in all_args.items():
-        if rank == 0:
-            written = asyncio.run(write(args, group))
-            results[key], sources[key] = written.drafted, written.sources
-            group.announce(StepPlan())
-        else:
-            half, layer = load_target(args), args.early_exit_layer
-            follow(PagedModel(half, loops.CACHE, group, early_exit_layer=layer))
-    for name, expected in truths.get(timeout=TIMEOUT_S).items():
-        if rank == 0:
-            results[name] = decode(name, expected, group)
-            group.announce(StepPlan())
-        else:
-            model = load_model(name, dtype="float32", tp_size=2)
-            follow(PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name)))
-    if rank == 0:
-        texts.put((results, sources))
-    else:  # the first one leaves
-        with pytest.raises(RuntimeError):
-            group.follow(lambda _: None)
+        written = asyncio.run(write(args, group))
+        texts[key], sources[key] = written.drafted, written.sources
+        group.announce(StepPlan())
+    for name, truth in truths.items():
+        texts[name] = decode(name, truth, group)
+        group.announce(StepPlan())
+    return texts, sources
+
+
+def run_first_rank(
+    point: MeetingPoint, all_args: Mapping[str, AppArgs], truths: Texts, results: Connection
+) -> None:
+    group = GroupOfModels(point, rank=0, device_type="cpu")
+    results.send(lead(group, all_args, truths))
     group.close()
+
+
+def run_both_ranks(
+    point: MeetingPoint, all_args: Mapping[str, AppArgs], truths: Texts, results: Connection
+) -> None:
+    """This process is the second rank: the other half of what `lead` has, until that one leaves.
+
+    It has imported everything, so the first rank is a fork of it.
+    """
+    torch.set_num_threads(1)
+    # threads of each mesh's groups poll as long as a process lives, so models have one mesh
+    dist.init_device_mesh = cache(dist.init_device_mesh)
+    first = multiprocessing.get_context("fork").Process(
+        target=run_first_rank, args=(point, all_args, truths, results)
+    )
+    first.start()
+    results.close()
+    group = GroupOfModels(point, rank=1, device_type="cpu")
+    for args in all_args.values():
+        half, layer = load_target(args), args.early_exit_layer
+        follow(PagedModel(half, loops.CACHE, group, early_exit_layer=layer))
+    for name in truths:
+        model = load_model(name, dtype="float32", tp_size=2)
+        follow(PagedModel(model, CACHE, group, early_exit_layer=early_exit_layer_of(name)))
+    with pytest.raises(RuntimeError):
+        group.follow(lambda _: None)
+    group.close()
+    first.join()
+    assert first.exitcode == 0
 
 
 def can_be_shared(name: str) -> bool:
@@ -137,6 +158,19 @@ def can_be_shared(name: str) -> bool:
     return True
 
 
+def plain_texts(pairs: Sequence[Pair], folder: Path) -> Texts:
+    """What one rank writes with each two options: what drafts decides no text."""
+    made: Texts = {}
+    texts: Texts = {}
+    for pair in pairs:
+        args = AppArgs(**options_of(pair - {TWO_RANKS}, folder))
+        key = f"{args.target} {args.verification}"
+        if key not in made:
+            made[key] = asyncio.run(write(args)).plain
+        texts[name_of(pair)] = made[key]
+    return texts
+
+
 def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
     """Every family that is served, but for those without a plan, and every option."""
     saved = {family: save_model(tmp_path / family, family) for family in SERVED}
@@ -145,28 +179,22 @@ def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
     save_models(tmp_path)
     pairs = [pair for pair in PAIRS if TWO_RANKS in pair and pair not in REFUSED]
     all_args = {name_of(pair): AppArgs(**options_of(pair, tmp_path)) for pair in pairs}
-    spawn = multiprocessing.get_context("spawn")
     point, store = open_meeting_point("127.0.0.1", 2)
-    truths: Queue[Texts] = spawn.Queue()
-    texts: Queue[tuple[Texts, Sources]] = spawn.Queue()
-    processes = [
-        spawn.Process(target=run_rank, args=(rank, point, all_args, truths, texts), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
     alone = {name: decode(name) for name in names}
-    for _ in processes:
-        truths.put(alone)
-    shared, sources = texts.get(timeout=TIMEOUT_S)
-    for pair in pairs:
-        one_rank = AppArgs(**options_of(pair - {TWO_RANKS}, tmp_path))
-        alone[name_of(pair)] = asyncio.run(write(one_rank)).plain
-    for process in processes:
-        process.join(timeout=TIMEOUT_S)
+    spawn = multiprocessing.get_context("spawn")
+    receiving, sending = spawn.Pipe(duplex=False)
+    ranks = spawn.Process(target=run_both_ranks, args=(point, all_args, alone, sending))
+    ranks.start()
+    sending.close()
+    try:
+        assert receiving.poll(TIMEOUT_S)
+        shared, sources = receiving.recv()
+        ranks.join(timeout=TIMEOUT_S)
+    finally:
+        ranks.kill()
     del store
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert shared == alone
+    assert ranks.exitcode == 0
+    assert shared == alone | plain_texts(pairs, tmp_path)
     assert sources == {key: {*args.drafters} for key, args in all_args.items()}
 
 

@@ -114,14 +114,14 @@ class Texts:
     """What was written, and who drafted."""
 
     plain: list[list[int]]
-    """The token ids of each completion, without drafts."""
+    """The token ids of each completion, without drafts; none if ranks share the target."""
     drafted: list[list[int]]
     sources: set[str]
     """The drafters of which some draft was tested."""
 
 
 async def write(args: AppArgs, ranks: Ranks | None = None) -> Texts:
-    """The texts of a target with these options, which this process shares with other `ranks`."""
+    """The texts of a target with these options; those that `ranks` share are drafted only."""
     target = load_target(args)
     draft = Models.load(args.draft_model or args.target).draft
     vocabulary = compare_vocabularies(args.target, draft.name)
@@ -143,7 +143,7 @@ async def write(args: AppArgs, ranks: Ranks | None = None) -> Texts:
         targets=targets,
     ) as (loop, _, observer):
         params = all_params(args)
-        alone = [replace(each, max_gamma=0) for each in params]
+        alone = [] if ranks else [replace(each, max_gamma=0) for each in params]
         plain = await run_all(loop, alone, concurrency=1)
         drafted = await run_all(loop, params, concurrency=NUM_PARAMS)
     return Texts(

@@ -12,7 +12,7 @@ from tests.workers.decoding import CACHE, generate, make_prompt
 from workers.model import Model
 from workers.target import Target
 
-NUM_TOKENS = 40
+NUM_TOKENS = 20
 
 
 @pytest.mark.parametrize("family", sorted(SERVED))
@@ -41,4 +41,4 @@ def test_text_is_that_of_generate_with_any_drafts(
 
     assert generate(Target(model, CACHE), prompt, NUM_TOKENS) == expected
     in_chunks = Target(model, CACHE, max_batched_tokens=16)
-    assert generate(in_chunks, prompt, NUM_TOKENS, drafts=drafts, forget_every=7) == expected
+    assert generate(in_chunks, prompt, NUM_TOKENS, drafts=drafts, forget_every=4) == expected

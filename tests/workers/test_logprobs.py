@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import PreTrainedModel
 
 from tests.tiny_configs import VOCAB_SIZE
 from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, make_prompt
@@ -20,11 +20,19 @@ NUM_TOP = 3
 TOLERANCE = 1e-4
 
 
-def reference(model: Model, tokens: Sequence[int]) -> Tensor:
+LawOf = Callable[[Model, Sequence[int]], Tensor]
+
+
+@pytest.fixture
+def law_of(reference: Callable[[Model], PreTrainedModel]) -> LawOf:
     """log softmax after each token, by transformers' own forward.  # [len(tokens), vocab]"""
-    plain = AutoModelForCausalLM.from_pretrained(model.name, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        return plain(torch.tensor([tokens])).logits[0].log_softmax(-1)
+
+    def law_of(model: Model, tokens: Sequence[int]) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = reference(model)(torch.tensor([tokens])).logits[0]
+            return logits.log_softmax(-1)
+
+    return law_of
 
 
 def assert_right(
@@ -111,10 +119,14 @@ def run(
 @pytest.mark.parametrize("gamma", [0, 1, 8])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_committed_tokens_have_those_of_a_plain_forward(
-    family: str, gamma: int, sampling: SamplingParams, tiny_model: Callable[..., Model]
+    family: str,
+    gamma: int,
+    sampling: SamplingParams,
+    tiny_model: Callable[..., Model],
+    law_of: LawOf,
 ) -> None:
     model, prompt = tiny_model(family), make_prompt(4, 23)
-    truth, _ = run(Target(model, CACHE), prompt, 30, lambda _: (), sampling)
+    truth, _ = run(Target(model, CACHE), prompt, 18, lambda _: (), sampling)
 
     def drafts(tokens: list[int]) -> list[int]:
         """Right, but for every fifth."""
@@ -123,9 +135,9 @@ def test_committed_tokens_have_those_of_a_plain_forward(
             for index, token in enumerate(truth[len(tokens) : len(tokens) + gamma], len(tokens))
         ]
 
-    tokens, found = run(Target(model, CACHE), prompt, 30, drafts, sampling)
+    tokens, found = run(Target(model, CACHE), prompt, 18, drafts, sampling)
     assert tokens[: len(truth)] == truth[: len(tokens)]
-    law = reference(model, tokens)
+    law = law_of(model, tokens)
     assert_right(found, law[len(prompt) - 1 : -1], tokens[len(prompt) :])
     if sampling is GREEDY:
         assert all(one.top[0][0] == token for one, token in zip(found, tokens[23:], strict=True))
@@ -146,23 +158,25 @@ def prompt_request(prompt: Sequence[int], seq_id: str = "s", base_len: int = 0) 
 class TestOfPrompts:
     @pytest.mark.parametrize("length", [1, 2, 9, 16, 17, 70])
     def test_a_prompt_in_chunks_has_those_of_a_plain_forward(
-        self, length: int, tiny_model: Callable[..., Model]
+        self, length: int, tiny_model: Callable[..., Model], law_of: LawOf
     ) -> None:
         model, prompt = tiny_model("llama"), make_prompt(5, length)
         target = Target(model, CACHE, max_batched_tokens=16)
         (result,) = target.verify([prompt_request(prompt)])
-        law = reference(model, [*prompt, *result.tokens])
+        law = law_of(model, [*prompt, *result.tokens])
         assert_right(result.prompt_logprobs, law[: length - 1], prompt[1:])
         assert_right(result.logprobs, law[length - 1 : -1], result.tokens)
 
-    def test_a_cached_beginning_is_run_again(self, tiny_model: Callable[..., Model]) -> None:
+    def test_a_cached_beginning_is_run_again(
+        self, tiny_model: Callable[..., Model], law_of: LawOf
+    ) -> None:
         model, prompt = tiny_model("llama"), make_prompt(5, 41)
         target = Target(model, CACHE)
         (cold,) = target.verify([prompt_request(prompt)])
         run_before = target.num_tokens_run
         (warm,) = target.verify([prompt_request(prompt, seq_id="again")])
         assert target.num_tokens_run - run_before == len(prompt)
-        assert_right(warm.prompt_logprobs, reference(model, prompt)[:-1], prompt[1:])
+        assert_right(warm.prompt_logprobs, law_of(model, prompt)[:-1], prompt[1:])
         assert warm.tokens == cold.tokens
         other = dataclasses.replace(prompt_request(prompt, "other"), num_prompt_logprobs=None)
         (reused,) = target.verify([other])
@@ -170,7 +184,9 @@ class TestOfPrompts:
         assert (reused.tokens, reused.prompt_logprobs) == (cold.tokens, ())
         target.check_integrity()
 
-    def test_they_are_given_in_a_batch_with_others(self, tiny_model: Callable[..., Model]) -> None:
+    def test_they_are_given_in_a_batch_with_others(
+        self, tiny_model: Callable[..., Model], law_of: LawOf
+    ) -> None:
         """Rows of logits of prompts stand between those that decide tokens."""
         model = tiny_model("llama")
         prompts = [make_prompt(i, length) for i, length in enumerate([30, 5, 8, 40, 3])]
@@ -184,10 +200,10 @@ class TestOfPrompts:
             if index in (1, 3):
                 assert result.prompt_logprobs == ()
             else:
-                assert_right(result.prompt_logprobs, reference(model, prompt)[:-1], prompt[1:])
+                assert_right(result.prompt_logprobs, law_of(model, prompt)[:-1], prompt[1:])
 
     def test_those_that_were_run_are_kept_when_the_rest_is_asked_for_again(
-        self, tiny_model: Callable[..., Model]
+        self, tiny_model: Callable[..., Model], law_of: LawOf
     ) -> None:
         """A caller of a busy worker is told what it has so far, and comes again."""
         model, prompt = tiny_model("llama"), make_prompt(5, 90)
@@ -207,7 +223,7 @@ class TestOfPrompts:
             found[base_len:] = result.prompt_logprobs
             if not result.tokens:
                 assert result.needs_tokens_from == len(found)
-        assert_right(found, reference(model, prompt)[:-1], prompt[1:])
+        assert_right(found, law_of(model, prompt)[:-1], prompt[1:])
         target.check_integrity()
 
     def test_a_later_round_has_none(self, tiny_model: Callable[..., Model]) -> None:

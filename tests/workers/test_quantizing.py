@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from workers.target import Target
 from workers.tokenizer import find_tokenizer
 from workers.types import ProposeRequest, SamplingParams
 
-NUM_TOKENS = 24
+NUM_TOKENS = 14
 
 
 def needs_package(how: Quantization) -> Any:
@@ -154,7 +155,7 @@ def test_recurrent_layers_are_quantized_too(family: str, how: Quantization, tmp_
         return [*right, *rng.choices(range(VOCAB_SIZE), k=rng.randrange(4))]
 
     target = Target(model, CACHE, max_batched_tokens=16)
-    options = {"sampling": SAMPLED, "drafts": drafts, "forget_every": 7}
+    options = {"sampling": SAMPLED, "drafts": drafts, "forget_every": 4}
     assert generate(target, prompt, NUM_TOKENS, **options) == plain
 
 
@@ -240,7 +241,7 @@ def written() -> list[list[int]]:
     return texts
 
 
-def agreement(how: Quantization, written: list[list[int]]) -> Tensor:
+def guesses(how: Quantization, written: list[list[int]]) -> Tensor:
     """The share of each text that the bundled draft guesses, given what is before each token."""
     name = bundled.resolve(bundled.DRAFT_NAME)
     model = load_draft_model(name, dtype="float32", device="cpu", quantization=how)
@@ -270,13 +271,17 @@ def agreement(how: Quantization, written: list[list[int]]) -> Tensor:
     return num_right / TEXT_LEN
 
 
+@pytest.fixture(scope="module")
+def plain_guesses(written: list[list[int]]) -> Tensor:
+    return guesses("none", written)
+
+
 @of_quantizations
 def test_a_quantized_draft_guesses_nearly_as_many_tokens(
-    how: Quantization, written: list[list[int]]
+    how: Quantization, written: list[list[int]], plain_guesses: Tensor
 ) -> None:
-    plain = agreement("none", written)
-    assert plain.mean() > 0.6
-    lost = plain - agreement(how, written)
+    assert plain_guesses.mean() > 0.6
+    lost = plain_guesses - guesses(how, written)
     assert lost.std() / NUM_PROMPTS**0.5 < 0.01
     assert lost.mean() < 0.05
 
@@ -291,16 +296,23 @@ def read_laws(name: str, how: Quantization, written: list[list[int]]) -> Tensor:
         return logits[:, PROMPT_LEN - 1 : -1].softmax(dim=-1)
 
 
+@pytest.fixture(scope="module")
+def accepted(written: list[list[int]]) -> Callable[[Quantization], Tensor]:
+    """By the ratio test, the sum of min(p, q) behind each text's tokens."""
+    laws = read_laws(bundled.TARGET_NAME, "none", written)
+
+    def of(how: Quantization) -> Tensor:
+        draft_laws = read_laws(bundled.DRAFT_NAME, how, written)
+        return torch.minimum(laws, draft_laws).sum(dim=-1).mean(dim=-1)
+
+    return cache(of)
+
+
 @of_quantizations
 def test_a_quantized_draft_is_accepted_nearly_as_often(
-    how: Quantization, written: list[list[int]]
+    how: Quantization, accepted: Callable[[Quantization], Tensor]
 ) -> None:
-    """Where texts are sampled: by the ratio test, the sum of min(p, q)."""
-    laws = read_laws(bundled.TARGET_NAME, "none", written)
-    plain, quantized = (
-        torch.minimum(laws, read_laws(bundled.DRAFT_NAME, of, written)).sum(dim=-1).mean(dim=-1)
-        for of in ("none", how)
-    )
-    lost = plain - quantized
+    """Where texts are sampled."""
+    lost = accepted("none") - accepted(how)
     assert lost.std() / NUM_PROMPTS**0.5 < 0.01
     assert lost.mean() < 0.05

@@ -17,6 +17,9 @@ from workers.state_slots import num_slots
 from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult
 
+LENGTH = 60
+"""Of a text with its prompt, where sequences are told to survive."""
+
 
 class Router:
     """Sequences that are verified in a random order, of which anything may get lost."""
@@ -87,12 +90,14 @@ def test_states_survive_rejections_preemption_and_moves(
     texts = {}
     for index in range(4):
         prompt = make_prompt(index, 18)
-        alone = generate(Target(model, CACHE), prompt, 60, sampling=SAMPLED, seq_id=str(index))
+        alone = generate(
+            Target(model, CACHE), prompt, LENGTH - 12, sampling=SAMPLED, seq_id=str(index)
+        )
         texts[str(index)] = prompt + alone
     target = Target(model, scarce_cache(model), max_batched_tokens=16)
     router = Router(target, texts, 18)
     for _ in range(500):
-        running = [seq_id for seq_id in texts if len(router.tokens[seq_id]) < 60]
+        running = [seq_id for seq_id in texts if len(router.tokens[seq_id]) < LENGTH]
         if not running:
             break
         router.run_round(rng, rng.sample(running, k=min(len(running), rng.randint(1, 3))))
@@ -109,7 +114,7 @@ def test_a_recurrent_drafter_goes_back_behind_assumed_tokens(
 ) -> None:
     """The same model drafts and decides: whatever it has guessed before, its drafts are right."""
     model, prompt, rng = tiny_model("qwen3_5"), make_prompt(2, 30), random.Random(1)
-    text = prompt + generate(Target(model, CACHE), prompt, 90, sampling=sampling, seed=1)
+    text = prompt + generate(Target(model, CACHE), prompt, 50, sampling=sampling, seed=1)
     drafter = ModelDrafter(model, CACHE, max_batched_tokens=16)
     length, base_len = len(prompt), 0
     while length < len(text) - 15:

@@ -102,8 +102,11 @@ class TestLaw:
         ids=str,
     )  # fmt: skip
     def test_samples_follow_the_processed_law(self, params: dict[str, object]) -> None:
-        """One seeded chi-square per combination: 20,000 positions of one sequence."""
-        count = 20_000
+        """One seeded chi-square per combination: 6,000 positions of one sequence.
+
+        A temperature that is off by a fifth is found.
+        """
+        count = 6000
         logits = make_logits(seed=3)
         rows = [
             SamplingRow(

@@ -47,15 +47,15 @@ def test_greedy_equals_transformers_generate(
             .generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=40,
+                max_new_tokens=20,
                 do_sample=False,
                 eos_token_id=None,
             )[0, len(prompt) :]
             .tolist()
         )
-        assert generate(Target(model, CACHE), prompt, 40) == expected
+        assert generate(Target(model, CACHE), prompt, 20) == expected
         drafts = knowing_drafts(expected, len(prompt), 4, wrong_every=5)
-        assert generate(Target(model, CACHE), prompt, 40, drafts=drafts) == expected
+        assert generate(Target(model, CACHE), prompt, 20, drafts=drafts) == expected
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalty"])
@@ -64,14 +64,14 @@ def test_text_does_not_depend_on_the_drafts(
     sampling: SamplingParams, gamma: int, tiny_model: Callable[..., Model]
 ) -> None:
     model, prompt = tiny_model("qwen3"), make_prompt(7, 21)
-    plain = generate(Target(model, CACHE), prompt, 48, sampling=sampling)
+    plain = generate(Target(model, CACHE), prompt, 24, sampling=sampling)
     assert len(set(plain)) > 5
     for drafts in (
         random_drafts(gamma),
         knowing_drafts(plain, len(prompt), gamma, wrong_every=3),
         knowing_drafts(plain, len(prompt), gamma, wrong_every=10**6),
     ):
-        assert generate(Target(model, CACHE), prompt, 48, sampling=sampling, drafts=drafts) == plain
+        assert generate(Target(model, CACHE), prompt, 24, sampling=sampling, drafts=drafts) == plain
 
 
 def test_text_depends_on_the_seed(tiny_model: Callable[..., Model]) -> None:

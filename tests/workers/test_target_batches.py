@@ -107,12 +107,12 @@ def test_prompts_of_several_tenants_take_turns(tiny_model: Callable[..., Model])
 def test_shortage_of_blocks_preempts_the_youngest_and_all_finish(
     gamma: int, tiny_model: Callable[..., Model]
 ) -> None:
-    """Eight sequences of 60 tokens in a cache for one of 64: everybody finishes, as if alone."""
+    """Eight sequences of 40 tokens in a cache for one of 44: everybody finishes, as if alone."""
     model = tiny_model("llama")
-    small = CacheOptions(block_size=4, max_model_len=64, max_num_seqs=1)
+    small = CacheOptions(block_size=4, max_model_len=44, max_num_seqs=1)
     prompts = {f"s{i}": make_prompt(i, 20) for i in range(8)}
     alone = {
-        seq_id: generate(Target(model, CACHE), prompt, 40, sampling=SAMPLED)
+        seq_id: generate(Target(model, CACHE), prompt, 20, sampling=SAMPLED)
         for seq_id, prompt in prompts.items()
     }
     target = Target(model, small, max_batched_tokens=16)
@@ -147,11 +147,11 @@ def test_shortage_of_blocks_preempts_the_youngest_and_all_finish(
             else:
                 cached[seq_id] = len(tokens[seq_id]) + result.num_accepted
                 tokens[seq_id] += result.tokens
-            if len(tokens[seq_id]) >= 60:
+            if len(tokens[seq_id]) >= 40:
                 unfinished.discard(seq_id)
                 target.release([seq_id])
             else:
                 waiting += target.submit(request(seq_id))
     assert target.num_preemptions >= num_preempted > 0
-    assert {s: t[20:60] for s, t in tokens.items()} == alone
+    assert {s: t[20:40] for s, t in tokens.items()} == alone
     assert target.num_used_blocks == 0

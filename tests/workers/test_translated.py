@@ -59,7 +59,7 @@ def test_the_target_itself_with_other_ids_is_always_right(
     )
     sampling = dataclasses.replace(sampling, logit_bias=((0, -100.0), *others))
     target, prompt = Target(load(model_names[kind]), CACHE), encode(kind)
-    truth = generate(target, prompt, 60, sampling=sampling, seed=1)
+    truth = generate(target, prompt, 30, sampling=sampling, seed=1)
     drafter = drafter_of(model_names, kind, f"permuted {kind}", method)
     done, base_len = 0, 0
     for k in (4, 1, 8, 3, 4, 5):
@@ -86,7 +86,8 @@ def test_what_is_kept_changes_no_draft(
 ) -> None:
     """After commits, wrong assumptions and rejections, drafts are those of a new drafter."""
     tokens = encode(target, "".join(TEXTS))
-    worker = drafter_of(model_names, target, draft, method)
+    model = load(model_names[draft])
+    worker = drafter_of(model_names, target, draft, method, model=model)
     steps = [
         (0, 40, ()),
         (40, 41, tokens[41:44]),
@@ -98,7 +99,7 @@ def test_what_is_kept_changes_no_draft(
         asked = request(tokens[:end], base_len=base, assumed=assumed, sampling=SAMPLED)
         kept = propose(worker, asked)
         fresh = propose(
-            drafter_of(model_names, target, draft, method),
+            drafter_of(model_names, target, draft, method, model=model),
             request(tokens[:end], assumed=assumed, sampling=SAMPLED),
         )
         assert kept.needs_tokens_from is None
@@ -131,14 +132,15 @@ def test_nor_does_that_of_a_draft_with_recurrent_layers(
     name = save_speaking_model(tmp_path, "sentence piece", family="qwen3_5")
     names = {**model_names, "recurrent": name}
     tokens = encode("byte level", TEXTS[1] * 2)
-    drafter = drafter_of(names, "byte level", "recurrent", "retokenize")
+    model = load(name)
+    drafter = drafter_of(names, "byte level", "recurrent", "retokenize", model=model)
     propose(drafter, request(tokens[:40], k=0))
     for end in range(41, 80):
         before = drafter.num_tokens_run
         kept = propose(drafter, request(tokens[:end], base_len=end - 1, k=3))
         assert drafter.num_tokens_run - before <= 2 * LOOK_BEHIND
         if end % 13 == 0:
-            fresh = drafter_of(names, "byte level", "recurrent", "retokenize")
+            fresh = drafter_of(names, "byte level", "recurrent", "retokenize", model=model)
             assert kept.draft_tokens == propose(fresh, request(tokens[:end], k=3)).draft_tokens
 
 

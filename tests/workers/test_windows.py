@@ -16,11 +16,11 @@ from workers.paged_model import CacheOptions
 from workers.target import Target
 from workers.types import ProposeRequest
 
-WINDOW = 32
-NUM_TOKENS = 40
+WINDOW = 16
+NUM_TOKENS = 20
 GAMMA = 8
-NUM_SHARED = 24
-PROMPT_LENS = (20, 31, 33, 44)
+NUM_SHARED = 12
+PROMPT_LENS = (10, 15, 17, 22)
 EDGES = {
     "gemma3": "sliding_window",
     "mistral": "sliding_window",
@@ -90,7 +90,7 @@ def test_drafts_across_the_edge_are_those_of_a_new_drafter(
     """As the draft's own model is the target, each of its drafts is right if its cache is."""
     model = tiny_model(family, **{EDGES[family]: WINDOW})
     drafter = ModelDrafter(model, CACHE)
-    prompt = make_prompt(2, WINDOW - 5)
+    prompt = make_prompt(2, WINDOW - 3)
     plain = generate(Target(model, CACHE), prompt, NUM_TOKENS)
     tokens, base_len = list(prompt), 0
     while len(tokens) < len(prompt) + NUM_TOKENS - GAMMA:
@@ -113,7 +113,7 @@ def test_drafts_across_the_edge_are_those_of_a_new_drafter(
 
 
 def test_blocks_reach_over_no_edge_of_a_chunk(tiny_model: Callable[..., Model]) -> None:
-    with pytest.raises(ConfigError, match=r"block_size is 12, but .* chunks of 32 .*block_size=4"):
+    with pytest.raises(ConfigError, match=r"block_size is 12, but .* chunks of 16 .*block_size=4"):
         Target(tiny_model("llama4", attention_chunk_size=WINDOW), CacheOptions(block_size=12))
 
 

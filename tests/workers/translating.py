@@ -25,10 +25,17 @@ def drafter_of(
     draft: str,
     method: HeterogeneousVocab,
     cache: CacheOptions = CACHE,
+    *,
+    model: Model | None = None,
 ) -> TranslatedDrafter:
+    """A new drafter, of a draft model that may be loaded already."""
     vocabulary = compare_vocabularies(names[target], names[draft], method)
     drafter = make_drafter(
-        load(names[draft]), vocabulary, cache, target=names[target], max_batched_tokens=32
+        model or load(names[draft]),
+        vocabulary,
+        cache,
+        target=names[target],
+        max_batched_tokens=32,
     )
     assert isinstance(drafter, TranslatedDrafter)
     return drafter

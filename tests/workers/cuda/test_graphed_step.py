@@ -108,11 +108,11 @@ def test_texts_are_the_same(sampling: object, tmp_path: Path) -> None:
     early.forward = GraphedStep(early.model, replace(shape, layers=early.layers), call_again, SIZES)
     for seed in range(4):
         prompt = make_prompt(seed, 10 + 7 * seed)
-        expected = generate(plain, prompt, 40, sampling=sampling)
-        assert generate(target, prompt, 40, sampling=sampling) == expected
-        drafted = generate(target, prompt, 40, sampling=sampling, drafts=random_drafts(3, seed))
+        expected = generate(plain, prompt, 20, sampling=sampling)
+        assert generate(target, prompt, 20, sampling=sampling) == expected
+        drafted = generate(target, prompt, 20, sampling=sampling, drafts=random_drafts(3, seed))
         assert drafted == expected
-        assert generate(target, prompt, 40, sampling=sampling, next_k=3) == expected
+        assert generate(target, prompt, 20, sampling=sampling, next_k=3) == expected
 
 
 @needs_kernel
