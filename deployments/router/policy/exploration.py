@@ -4,7 +4,8 @@ Nothing is learnt of drafts while none are made, nor of rounds without drafts wh
 So a share of the time is put by, and spent on the other kind of round whenever it holds what that
 may lose. What it did not lose in truth is put back: where the other kind has become as good, one
 try follows another at once. So does one more if drafters had to read first what was written
-without them, since that says little of what drafts take in a row.
+without them, since that says little of what drafts take in a row. What the reading lost is paid
+for too, by the next tries that come later.
 
 Nor is anything learnt of second drafts while each sequence has one. So as much time is put by for
 those, and every try of drafts asks for two.
@@ -68,14 +69,16 @@ class Exploration:
         return True
 
     def observe(self, observed: ObservedRound) -> None:
-        """Put back what a try did not lose; what a stall lost beyond its price is let be."""
+        """Put back what a try did not lose, and take away what it lost while drafters read; what a
+        stall lost beyond the price is let be."""
         if observed.reason is Reason.EXPLORE and self._tried is not None:
             is_clean = observed.longest_draft == 0 or observed.draft_s is not None
             self._is_unclear = not (is_clean or self._is_second)
             lost_s = observed.round_s - observed.num_committed / self._tried.tokens_per_s
             if not self._tried.pays:
                 lost_s -= self._tried.plain_s - observed.num_sequences / self._tried.tokens_per_s
-            self._saved_s += max(0.0, _price_s(self._tried) - lost_s)
+            read_s = 0.0 if is_clean else observed.draft_compute_s
+            self._saved_s += max(-read_s, _price_s(self._tried) - lost_s)
 
 
 def _price_s(plan: Plan) -> float:

@@ -53,6 +53,10 @@ class Machine:
         draft_s = (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
         return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
 
+    def draft_hop_share(self, longest: float) -> float:
+        """The part of the last round's drafting that is the hop."""
+        return self.hop / (self.hop + self.draft_step * longest)
+
     def is_clean(self, longest: int) -> bool:
         """Whether the drafters of the last round did nothing else; asked once."""
         del longest
@@ -122,21 +126,30 @@ class StalledAtFirst(Machine):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Machine):
-    """Its drafters first read what was written without them, which takes as long as 7 drafts after
-    many rounds."""
+    """Its drafters first read what was written without them."""
 
+    num_drafts: int = 7
+    """As many drafts take as long as reading does after many rounds."""
     _unread: list[None] = field(default_factory=list)
     """One entry for each round since there were drafts."""
 
     @classmethod
-    def like(cls, machine: Machine) -> "Reading":
-        return cls(**asdict(machine))
+    def like(cls, machine: Machine, **more: int) -> "Reading":
+        return cls(**asdict(machine), **more)
 
     def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
         draft_s, verify_s = super().round_s(longest, num_tokens)
         if longest:
-            draft_s += 7e-3 * self.draft_step * min(1.0, len(self._unread) / 50)
+            draft_s += self.draft_step / 1e3 * self._num_read
         return draft_s, verify_s
+
+    @property
+    def _num_read(self) -> float:
+        """As many drafts take as long as reading what is unread."""
+        return self.num_drafts * min(1.0, len(self._unread) / 50)
+
+    def draft_hop_share(self, longest: float) -> float:
+        return super().draft_hop_share(longest + self._num_read)
 
     def is_clean(self, longest: int) -> bool:
         is_clean = len(self._unread) <= longest
@@ -309,7 +322,7 @@ def observe(
     verify_s: float,
 ) -> ObservedRound:
     """What the controller is told of a round that took so long."""
-    draft_hop_s = draft_s * machine.hop / (machine.hop + machine.draft_step * longest)
+    draft_hop_s = draft_s * machine.draft_hop_share(longest)
     verify_hop_s = machine.verify_hop / 1e3
     return ObservedRound(
         reason=decision.reason,

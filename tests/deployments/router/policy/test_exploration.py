@@ -107,6 +107,19 @@ def test_a_try_in_which_drafters_first_read_is_followed_by_one_more(draft_s: flo
     assert 150 <= waited <= 200
 
 
+def test_what_drafters_read_in_a_try_is_paid_for_but_a_stall_meanwhile_is_not() -> None:
+    """100 ms of a second beyond the price, where 0.1 ms is put by in a round."""
+    asked = plan(drafts_pay=False)
+    read = replace(
+        tried(seconds=1.0, num_committed=1), longest_draft=2, draft_s=None, draft_compute_s=0.1
+    )
+    exploration = begun(asked)
+    exploration.observe(read)
+    assert exploration.begins(asked)  # one more, of drafts in a row
+    waited = next(index for index in range(10_000) if exploration.begins(asked))
+    assert 1000 < waited <= 1250
+
+
 def test_a_try_of_the_controller_before_is_nothing_to_learn_from() -> None:
     """Its round may still have been under way when another controller took over."""
     exploration = Exploration()

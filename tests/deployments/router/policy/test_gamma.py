@@ -133,6 +133,17 @@ def test_what_drafters_read_after_many_plain_rounds_makes_drafts_no_dearer(
     assert run.tokens_per_s(300) > 0.97 * best
 
 
+@pytest.mark.parametrize("num_sequences", [1, 8])
+@pytest.mark.parametrize("alpha", [0.1, 0.3])
+def test_drafts_that_do_not_pay_cost_little_where_drafters_have_much_to_read(
+    alpha: float, num_sequences: int
+) -> None:
+    """As the prompts of short texts, which take ten rounds or more."""
+    machine, alphas = Reading.like(SMALL, num_drafts=130), [alpha] * num_sequences
+    run = simulate(machine.controller(), machine, lambda _: alphas, 1500, chance=varied)
+    assert run.tokens_per_s(300) > 0.97 * SMALL.tokens_per_s(0, alphas)
+
+
 def mean_speed(
     machine: Machine, alphas: Sequence[float], chance: Chance | None, *, num_runs: int
 ) -> float:
