@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes import END, byte_tokenizer
-from tests.tiny_models import save_model
+from tests.tiny_models import save_quick_model
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 
@@ -48,7 +48,7 @@ GRAMMARS = {
 
 def save_grammar_model(folder: Path, seed: int = 0) -> str:
     """Write a tiny model and a byte-level tokenizer; "<|end|>" ends its texts."""
-    name = save_model(folder, seed=seed, vocab_size=VOCAB_SIZE, eos_token_id=END_TOKEN)
+    name = save_quick_model(folder, seed=seed, vocab_size=VOCAB_SIZE, eos_token_id=END_TOKEN)
     tokenizer = byte_tokenizer(TEXTS)
     assert tokenizer.token_to_id(END) == END_TOKEN
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)

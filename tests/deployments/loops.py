@@ -34,7 +34,7 @@ CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 SAMPLED = SamplingParams(temperature=0.8)
 GREEDY = SamplingParams(temperature=0.0)
 NUM_TOKENS = 40
-EARLY_EXIT_LAYER = 2
+EARLY_EXIT_LAYER = 1
 FAST = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=30.0)
 
 

@@ -38,7 +38,7 @@ from tests.deployments.combinations import (
     requests,
     some_requests,
 )
-from tests.deployments.loops import CACHE, Models
+from tests.deployments.loops import CACHE, EARLY_EXIT_LAYER, Models
 from tests.deployments.serving import LocalServing, local_serving
 from tests.grammars import END_TOKEN, save_grammar_model
 from tests.tokenizers import save_permuted
@@ -179,7 +179,7 @@ async def test_drafts_change_nothing(
     plain: Answers,
 ) -> None:
     name, _, value = option.partition("=")
-    others: dict[str, Any] = {"early_exit_layer": 2} if "early_exit" in value else {}
+    others: dict[str, Any] = {"early_exit_layer": EARLY_EXIT_LAYER} if "early_exit" in value else {}
     args = AppArgs.model_validate({name: value, **others})
     target, draft = models.target, permuted if name == "heterogeneous_vocab" else models.draft
     vocabulary = compare_vocabularies(target.name, draft.name, args.heterogeneous_vocab)

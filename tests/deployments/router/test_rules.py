@@ -16,7 +16,7 @@ from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import CACHE, Models, model_drafts, run_all, running_loop
 from tests.fakes import LocalWorkers
 from tests.laws import TEXT_LEN, law_of_texts, only, pvalue
-from tests.tiny_models import save_model
+from tests.tiny_models import save_quick_model
 from tests.tokenizers import save_permuted, save_speaking_model
 from workers.drafters.translated import make_drafter
 from workers.types import DraftTokens, HeterogeneousVocab, Rule
@@ -40,7 +40,7 @@ def params_of(rule: Rule, num_texts: int) -> list[GenerationParams]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A draft that is often wrong."""
-    return Models.load(save_model(tmp_path_factory.mktemp("pair")), noise=0.3)
+    return Models.load(save_quick_model(tmp_path_factory.mktemp("pair")), noise=0.3)
 
 
 async def check_law(
