@@ -19,6 +19,7 @@ from tests.deployments.loops import (
     GREEDY,
     SAMPLED,
     Models,
+    load_noisy,
     make_params,
     run_all,
     running_loop,
@@ -42,7 +43,7 @@ INT8 = "`quantization=int8`"
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "`drafter=suffix`": {"drafter": "suffix"},
     OTHER_TOKENS: {"drafter": "model", "draft": "permuted"},
-    EARLY_EXIT: {"drafter": "early_exit", "early_exit_layer": 1},
+    EARLY_EXIT: {"drafter": "early_exit", "early_exit_layer": 2},
     "`verification=block`": {"verification": "block"},
     INT8: {"quantization": "int8"},
     RECURRENT: {"target": "recurrent"},
@@ -53,7 +54,7 @@ list, and where there is none, a draft model that has the target's tokenizer dra
 Pair = frozenset[str]
 PAIRS: tuple[Pair, ...] = tuple(map(frozenset, combinations(OPTIONS, 2)))
 REFUSED: Mapping[Pair, str] = {
-    frozenset({EARLY_EXIT, RECURRENT}): "early_exit_layer is 1, but {target} has recurrent "
+    frozenset({EARLY_EXIT, RECURRENT}): "early_exit_layer is 2, but {target} has recurrent "
     "layers, whose states drafts would change; use another drafter",
     frozenset({INT8, TWO_RANKS}): "quantization=int8 is not served with tensor_parallel_size=2; "
     "use tensor_parallel_size=1, or a checkpoint that is quantized already",
@@ -123,7 +124,7 @@ class Texts:
 async def write(args: AppArgs, ranks: Ranks | None = None) -> Texts:
     """The texts of a target with these options, which this process shares with other `ranks`."""
     target = load_target(args)
-    draft = Models.load(args.draft_model or args.target).draft
+    draft = load_noisy(args.draft_model or args.target)
     vocabulary = compare_vocabularies(args.target, draft.name)
     drafts = LocalWorkers(lambda: make_drafter(draft, vocabulary, CACHE, target=args.target))
     targets = LocalWorkers(
