@@ -158,7 +158,7 @@ def requests() -> Requests:
     """Each feature with each prompt, greedy and sampled."""
     return {
         (name, word, index): request(
-            prompt, **{"max_tokens": NUM_TOKENS, "seed": 61 + index, **way, **fields}
+            prompt, **{"max_tokens": NUM_TOKENS, "seed": 3 + index, **way, **fields}
         )
         for name, fields in FEATURES.items()
         for word, way in {"greedy": GREEDY, "sampled": SAMPLED}.items()
