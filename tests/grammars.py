@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes import END, byte_tokenizer
-from tests.tiny_models import save_model
+from tests.tiny_models import save_model, save_quick_model
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 
@@ -46,9 +46,14 @@ GRAMMARS = {
 }
 
 
-def save_grammar_model(folder: Path, seed: int = 0) -> str:
-    """Write a tiny model and a byte-level tokenizer; "<|end|>" ends its texts."""
-    name = save_model(folder, seed=seed, vocab_size=VOCAB_SIZE, eos_token_id=END_TOKEN)
+def save_grammar_model(folder: Path, *, family: str | None = "llama") -> str:
+    """Write a tiny model, the quickest where no family is named, and a byte-level tokenizer;
+    "<|end|>" ends its texts."""
+    changes = {"vocab_size": VOCAB_SIZE, "eos_token_id": END_TOKEN}
+    if family is None:
+        name = save_quick_model(folder, **changes)
+    else:
+        name = save_model(folder, family, **changes)
     tokenizer = byte_tokenizer(TEXTS)
     assert tokenizer.token_to_id(END) == END_TOKEN
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)

@@ -74,6 +74,18 @@ def save_model(folder: Path, family: str = "llama", seed: int = 0, **changes: ob
     return str(folder)
 
 
+def save_quick_model(folder: Path, seed: int = 0, **changes: object) -> str:
+    """Write the random model whose steps take least, for tests of what goes on around a model.
+
+    It has a tokenizer, as transformers would make one up for its family, and an end of texts too.
+    """
+    name = save_model(
+        folder, "opt", seed, num_hidden_layers=2, tie_word_embeddings=False, **changes
+    )
+    save_tokenizer(folder, [f"w{index}" for index in range(VOCAB_SIZE)])
+    return name
+
+
 def load_reference(name: str) -> PreTrainedModel:
     """A model as transformers alone runs it, in fp32."""
     config = AutoConfig.from_pretrained(name)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tandem.demo.retokenize import permuted
-from tests.tiny_models import save_model
+from tests.tiny_models import save_model, save_quick_model
 
 TEXTS = (
     "the quick brown fox jumps over the lazy dog, and then the other one jumps too\n",
@@ -96,18 +96,16 @@ def wrapped(kind: str) -> PreTrainedTokenizerFast:
 
 
 def save_speaking_model(
-    folder: Path, kind: str, seed: int = 0, *, padding: int = 0, family: str = "llama"
+    folder: Path, kind: str, seed: int = 0, *, padding: int = 0, family: str | None = "llama"
 ) -> str:
-    """Write a tiny model with a tokenizer of that kind, and `padding` more embeddings than that
-    needs."""
+    """Write a tiny model, the quickest where no family is named, with a tokenizer of that kind, and
+    `padding` more embeddings than that needs."""
     tokenizer = wrapped(kind)
-    name = save_model(
-        folder,
-        family,
-        seed,
-        vocab_size=len(tokenizer) + padding,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    changes = {"vocab_size": len(tokenizer) + padding, "eos_token_id": tokenizer.eos_token_id}
+    if family is None:
+        name = save_quick_model(folder, seed, **changes)
+    else:
+        name = save_model(folder, family, seed, **changes)
     tokenizer.save_pretrained(folder)
     return name
 

@@ -16,8 +16,8 @@ Case = tuple[str, str, int]
 """A feature, how tokens are chosen, and which prompt."""
 Requests = dict[Case, Request]
 
-PROMPTS = ["the cat and the cat and the", "x", "def f(a, b): return a + b # " * 2]
-NUM_TOKENS = 24
+PROMPTS = ["x", "def f(a, b): return a + b # " * 2]
+NUM_TOKENS = 16
 """The most tokens of a completion."""
 
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit", "suffix,model")
@@ -34,7 +34,7 @@ FREQUENT = "eatoinshrdlu"
 """Characters that are tokens of the tests' tokenizer, beside all other bytes."""
 PREDICTION = "the cat and the dog and the cat and a b"
 STOP_TOKENS = list(range(3, 97, 8))
-LIKELY_END = {"logit_bias": {str(END_TOKEN): 2.0}}
+LIKELY_END = {"logit_bias": {str(END_TOKEN): 3.0}}
 """A bias by which texts end by themselves, as few texts of random models do."""
 ALL_SAMPLING = {
     "top_p": 0.9,
@@ -158,7 +158,7 @@ def requests() -> Requests:
     """Each feature with each prompt, greedy and sampled."""
     return {
         (name, word, index): request(
-            prompt, **{"max_tokens": NUM_TOKENS, "seed": 11 + index, **way, **fields}
+            prompt, **{"max_tokens": NUM_TOKENS, "seed": 3 + index, **way, **fields}
         )
         for name, fields in FEATURES.items()
         for word, way in {"greedy": GREEDY, "sampled": SAMPLED}.items()
@@ -166,12 +166,15 @@ def requests() -> Requests:
     }
 
 
-def some_requests(turn: int) -> Requests:
-    """A greedy and a sampled request for each feature, of two prompts; turns take others."""
+def some_requests(turn: int, gamma: Gamma) -> Requests:
+    """A greedy and a sampled request for each feature, of two prompts, or one of both where nothing
+    is drafted; turns take others."""
+    positions = {name: position + turn for position, name in enumerate(FEATURES)}
     return {
         (name, word, index): request
         for (name, word, index), request in requests().items()
-        if index == ([*FEATURES].index(name) + (word == "sampled") + turn) % len(PROMPTS)
+        if index == (positions[name] + (word == "sampled")) % len(PROMPTS)
+        and (gamma != 0 or (word == "sampled") == positions[name] // len(PROMPTS) % 2)
     }
 
 

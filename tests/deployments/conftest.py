@@ -8,7 +8,7 @@ import torch
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import GREEDY, Models, make_params, run_all, running_loop
 from tests.deployments.serving import LocalServing, client_of, local_serving
-from tests.tiny_models import save_model
+from tests.tiny_models import save_quick_model
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -18,7 +18,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models.load(save_model(tmp_path_factory.mktemp("pair")))
+    return Models.load(save_quick_model(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="session")

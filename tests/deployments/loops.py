@@ -34,7 +34,7 @@ CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 SAMPLED = SamplingParams(temperature=0.8)
 GREEDY = SamplingParams(temperature=0.0)
 NUM_TOKENS = 40
-EARLY_EXIT_LAYER = 2
+EARLY_EXIT_LAYER = 1
 FAST = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=30.0)
 
 
@@ -48,12 +48,16 @@ class Models:
     def load(cls, name: str, *, noise: float = 0.02) -> "Models":
         """The model of a folder in fp32, and beside it the same with noise on its weights."""
         target = load_model(name, dtype="float32", device="cpu")
-        draft = load_model(name, dtype="float32", device="cpu")
-        torch.manual_seed(5)
-        with torch.no_grad():
-            for parameter in draft.module.parameters():
-                parameter += torch.randn_like(parameter) * noise
-        return cls(target=target, draft=draft)
+        return cls(target=target, draft=load_noisy(name, noise=noise))
+
+
+def load_noisy(name: str, *, noise: float = 0.02) -> Model:
+    model = load_model(name, dtype="float32", device="cpu")
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.module.parameters():
+            parameter += torch.randn_like(parameter) * noise
+    return model
 
 
 def make_params(
@@ -226,10 +230,3 @@ DRAFTERS: dict[str, Callable[[Models], LocalWorkers | ScriptedDrafter]] = {
     "random": lambda _: random_drafts(),
     "dying": dying_drafts,
 }
-
-
-async def plain_tokens(models: Models, seeds: Sequence[int]) -> list[list[int]]:
-    """What the target alone writes, for each seed."""
-    async with running_loop(models, gamma=0) as (loop, _, _):
-        streams = await run_all(loop, [make_params(seed) for seed in seeds], concurrency=8)
-        return [stream.token_ids for stream in streams]

@@ -19,6 +19,7 @@ from tests.deployments.loops import (
     GREEDY,
     SAMPLED,
     Models,
+    load_noisy,
     make_params,
     run_all,
     running_loop,
@@ -123,7 +124,7 @@ class Texts:
 async def write(args: AppArgs, ranks: Ranks | None = None) -> Texts:
     """The texts of a target with these options; those that `ranks` share are drafted only."""
     target = load_target(args)
-    draft = Models.load(args.draft_model or args.target).draft
+    draft = load_noisy(args.draft_model or args.target)
     vocabulary = compare_vocabularies(args.target, draft.name)
     drafts = LocalWorkers(lambda: make_drafter(draft, vocabulary, CACHE, target=args.target))
     targets = LocalWorkers(

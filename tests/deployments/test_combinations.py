@@ -38,7 +38,7 @@ from tests.deployments.combinations import (
     requests,
     some_requests,
 )
-from tests.deployments.loops import CACHE, Models
+from tests.deployments.loops import CACHE, EARLY_EXIT_LAYER, Models, load_noisy
 from tests.deployments.serving import LocalServing, local_serving
 from tests.grammars import END_TOKEN, save_grammar_model
 from tests.tokenizers import save_permuted
@@ -106,7 +106,7 @@ async def answer_all(serving: LocalServing, cases: Requests, *, at_a_time: int) 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A pair of models with a tokenizer, which grammars need."""
-    name = save_grammar_model(tmp_path_factory.mktemp("pair"))
+    name = save_grammar_model(tmp_path_factory.mktemp("pair"), family=None)
     return Models.load(name)
 
 
@@ -162,7 +162,7 @@ def logprobs_of(delta: Delta) -> list[float]:
 def permuted(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The target, slightly off, with other ids for its tokens."""
     name = save_permuted(models.target.name, tmp_path_factory.mktemp("permuted"))
-    return Models.load(name).draft
+    return load_noisy(name)
 
 
 CELLS = [(option, gamma) for option, gammas in TRIED.items() for gamma in gammas]
@@ -179,7 +179,7 @@ async def test_drafts_change_nothing(
     plain: Answers,
 ) -> None:
     name, _, value = option.partition("=")
-    others: dict[str, Any] = {"early_exit_layer": 2} if "early_exit" in value else {}
+    others: dict[str, Any] = {"early_exit_layer": EARLY_EXIT_LAYER} if "early_exit" in value else {}
     args = AppArgs.model_validate({name: value, **others})
     target, draft = models.target, permuted if name == "heterogeneous_vocab" else models.draft
     vocabulary = compare_vocabularies(target.name, draft.name, args.heterogeneous_vocab)
@@ -191,7 +191,11 @@ async def test_drafts_change_nothing(
         tokenizer=tokenizer,
         chat_template=ChatTemplate(tokenizer),
     ) as serving:
-        cases = requests() if has_all_combinations else some_requests(CELLS.index((option, gamma)))
+        cases = (
+            requests()
+            if has_all_combinations
+            else some_requests(CELLS.index((option, gamma)), gamma)
+        )
         answers = await answer_all(serving, cases, at_a_time=12)
         await serving.wait_until_nothing_is_held()
     for case, answer in answers.items():

@@ -27,14 +27,14 @@ from tests.deployments.serving import (
     local_serving,
 )
 from tests.fakes import CharacterTokenizer
-from tests.tiny_models import save_model
+from tests.tiny_models import save_quick_model
 from workers.errors import OverloadedError, RequestTimeoutError, TandemError
 from workers.model import load_model
 
 
 @pytest.fixture
 async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalServing]:
-    name = save_model(tmp_path_factory.mktemp("model"))
+    name = save_quick_model(tmp_path_factory.mktemp("model"))
     async with local_serving(load_model(name, dtype="float32", device="cpu")) as serving:
         yield serving
 

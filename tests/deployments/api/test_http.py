@@ -16,13 +16,13 @@ from tests.deployments.serving import (
     local_serving,
     stream,
 )
-from tests.tiny_models import save_model
+from tests.tiny_models import save_quick_model
 from workers.model import Model, load_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    name = save_model(tmp_path_factory.mktemp("model"))
+    name = save_quick_model(tmp_path_factory.mktemp("model"))
     return load_model(name, dtype="float32", device="cpu")
 
 

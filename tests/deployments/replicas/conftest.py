@@ -7,7 +7,7 @@ import pytest
 
 from deployments.replicas.step_loop import StepLoop
 from tests.deployments.replicas.step_loops import Loop
-from tests.tiny_models import save_model
+from tests.tiny_models import save_quick_model
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
 from workers.target import Target
@@ -15,7 +15,7 @@ from workers.target import Target
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    name = save_model(tmp_path_factory.mktemp("model"))
+    name = save_quick_model(tmp_path_factory.mktemp("model"))
     return load_model(name, dtype="float32", device="cpu")
 
 

@@ -24,7 +24,6 @@ from tests.deployments.loops import (
     Stream,
     make_params,
     model_drafts,
-    plain_tokens,
     run_all,
     running_loop,
     wait_until,
@@ -38,8 +37,10 @@ UNSERVABLE = SamplingParams(logit_bias=((-1000, 1.0),))
 
 
 class TestWorkerErrors:
-    async def test_a_sequence_that_cannot_be_sampled_fails_alone(self, models: Models) -> None:
-        expected = await plain_tokens(models, [1, 3])
+    async def test_a_sequence_that_cannot_be_sampled_fails_alone(
+        self, models: Models, plain: list[list[int]]
+    ) -> None:
+        expected = [plain[1], plain[3]]
         drafts = model_drafts(models)
         async with running_loop(models, drafts=drafts) as (loop, targets, observer):
             params = [make_params(1), make_params(2, sampling=UNSERVABLE), make_params(3)]
@@ -51,10 +52,10 @@ class TestWorkerErrors:
             assert (loop.num_live, observer.num_live) == (0, 0)
 
     async def test_a_sequence_that_drafters_cannot_serve_goes_on_without(
-        self, models: Models
+        self, models: Models, plain: list[list[int]]
     ) -> None:
         """It is asked for once, not again in every round, and others have their drafts."""
-        expected = await plain_tokens(models, [1, 2])
+        expected = plain[1:3]
         asked: Counter[str] = Counter()
 
         class Choosy(ModelDrafter):
@@ -75,9 +76,8 @@ class TestWorkerErrors:
             assert drafted == {"s2"}
 
     async def test_a_text_that_cannot_be_decoded_fails_alone(
-        self, models: Models, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        expected = await plain_tokens(models, [1])
         async with running_loop(models) as (loop, _, _):
             good, bad = Stream(make_params(1)), Stream(make_params(2))
 
@@ -90,7 +90,7 @@ class TestWorkerErrors:
             async with asyncio.timeout(30):
                 await asyncio.gather(good.sequence.done.wait(), bad.sequence.done.wait())
             assert "internal error" in str(bad.error)
-            assert [good.token_ids] == expected
+            assert good.token_ids == plain[1]
             await wait_until(lambda: loop.num_live == 0)
 
 
@@ -176,41 +176,44 @@ class RaisingDrafter(ScriptedDrafter):
 
 
 class TestDraftSide:
-    async def check_exact(self, models: Models, **options: Any) -> None:
-        expected = await plain_tokens(models, [1, 2, 3])
+    async def check_exact(self, models: Models, plain: list[list[int]], **options: Any) -> None:
         policy = options.pop("policy", None)
         async with running_loop(models, **options) as (loop, targets, observer):
             if policy is not None:
                 loop.use_gamma(policy)
             params = [make_params(seed) for seed in (1, 2, 3)]
             streams = await run_all(loop, params, concurrency=3)
-            assert [stream.token_ids for stream in streams] == expected
+            assert [stream.token_ids for stream in streams] == plain[1:4]
             await wait_until(lambda: loop.num_live == 0 and targets.num_used_blocks == 0)
             assert observer.num_live == 0
 
     @pytest.mark.parametrize("method", ["choose", "select", "observe", "forget"])
     @pytest.mark.parametrize("overlap", [False, True])
     async def test_a_policy_that_raises_costs_drafts_only(
-        self, method: str, overlap: bool, models: Models, caplog: pytest.LogCaptureFixture
+        self,
+        method: str,
+        overlap: bool,
+        models: Models,
+        plain: list[list[int]],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        await self.check_exact(
-            models, policy=RaisingPolicy(method), drafts=model_drafts(models), overlap=overlap
-        )
+        policy, drafts = RaisingPolicy(method), model_drafts(models)
+        await self.check_exact(models, plain, policy=policy, drafts=drafts, overlap=overlap)
         assert "ZeroDivisionError" in caplog.text
 
     @pytest.mark.parametrize("overlap", [False, True])
     @pytest.mark.parametrize("lie", LYING)
     async def test_a_drafter_that_lies_changes_nothing(
-        self, lie: str, overlap: bool, models: Models
+        self, lie: str, overlap: bool, models: Models, plain: list[list[int]]
     ) -> None:
-        await self.check_exact(models, drafts=LyingDrafter(LYING[lie]), overlap=overlap)
+        await self.check_exact(models, plain, drafts=LyingDrafter(LYING[lie]), overlap=overlap)
 
     @pytest.mark.parametrize("overlap", [False, True])
     @pytest.mark.parametrize("kind", [ShortDrafter, RaisingDrafter])
     async def test_a_drafter_that_fails_changes_nothing(
-        self, kind: type[ScriptedDrafter], overlap: bool, models: Models
+        self, kind: type[ScriptedDrafter], overlap: bool, models: Models, plain: list[list[int]]
     ) -> None:
-        await self.check_exact(models, drafts=kind(lambda _: [5]), overlap=overlap)
+        await self.check_exact(models, plain, drafts=kind(lambda _: [5]), overlap=overlap)
 
     def test_a_policy_learns_nothing_that_is_not_finite(self) -> None:
         controller = DynamicGamma()
@@ -275,14 +278,14 @@ class TestLeaks:
 class TestCounts:
     @pytest.mark.parametrize("stop_at", range(1, 12))
     async def test_counts_speak_of_what_stands_in_the_text(
-        self, stop_at: int, models: Models
+        self, stop_at: int, models: Models, plain: list[list[int]]
     ) -> None:
         """A text that ends within a long accepted draft: what is behind the end is not counted."""
-        (plain,) = await plain_tokens(models, [3])
-        assert plain[stop_at] not in plain[:stop_at]
+        seed = next(seed for seed, text in enumerate(plain) if len({*text[:12]}) == 12)
+        text = plain[seed]
         drafts = LocalWorkers(lambda: ModelDrafter(models.target, CACHE))
         async with running_loop(models, gamma=8, drafts=drafts) as (loop, _, observer):
-            stream = Stream(make_params(3), eos_token_ids=[plain[stop_at]])
+            stream = Stream(make_params(seed), eos_token_ids=[text[stop_at]])
             loop.add(stream.sequence)
             await stream.sequence.done.wait()
             await wait_until(lambda: loop.num_live == 0)

@@ -24,23 +24,22 @@ from workers.types import SamplingParams
 
 class TestExactness:
     @pytest.mark.covering(
+        gamma=[8, 4, 1, 0, "dynamic"],
         drafter=sorted(DRAFTERS),
-        gamma_and_overlap=[
-            (0, False), (1, False), (4, False), (4, True), (8, False), (8, True), ("dynamic", True)
-        ],
+        overlap=[True, False],
         concurrency=[16, 1],
-    )  # fmt: skip
+    )
     async def test_tokens_do_not_depend_on_drafter_gamma_or_batch(
         self,
+        gamma: int | Literal["dynamic"],
         drafter: str,
-        gamma_and_overlap: tuple[int | Literal["dynamic"], bool],
+        overlap: bool,
         concurrency: int,
         models: Models,
         all_params: list[GenerationParams],
         plain: list[list[int]],
     ) -> None:
         """Every third text is written alone, to save time; beside others, all are."""
-        gamma, overlap = gamma_and_overlap
         some = slice(None, None, 3 if concurrency == 1 else 1)
         drafts = DRAFTERS[drafter](models)
         async with running_loop(models, gamma=gamma, overlap=overlap, drafts=drafts) as (

@@ -32,7 +32,7 @@ PAIRS = {
 def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
     names = {
-        kind: save_speaking_model(folder / kind.replace(" ", "-"), kind, seed)
+        kind: save_speaking_model(folder / kind.replace(" ", "-"), kind, seed, family=None)
         for seed, kind in enumerate(KINDS)
     }
     return {**names, "permuted": save_permuted(names["byte level"], folder / "permuted")}

@@ -13,7 +13,6 @@ from tests.deployments.loops import (
     Stream,
     make_params,
     model_drafts,
-    plain_tokens,
     run_all,
     running_loop,
     wait_until,
@@ -28,8 +27,9 @@ from workers.errors import (
 from workers.target import Target
 from workers.types import Reply, VerifyRequest
 
-POISON = "s13"
-"""The sequence that is given the seed 13."""
+POISON = "s3"
+"""The sequence that is given the seed 3."""
+NUM_SEQUENCES = 6
 
 
 class PoisonableWorkers(LocalWorkers):
@@ -70,24 +70,24 @@ class TestPoison:
         after: int,
         most_lost: int,
         models: Models,
+        plain: list[list[int]],
     ) -> None:
-        seeds = [10, 11, 12, 13, 14, 15]
-        expected = await plain_tokens(models, seeds)
+        seeds = range(NUM_SEQUENCES)
         targets = PoisonableWorkers(models, error, after=after)
         drafts = model_drafts(models)
         async with running_loop(models, drafts=drafts, targets=targets) as (loop, _, observer):
             streams = await run_all(loop, [make_params(seed) for seed in seeds], concurrency=8)
-            poison = streams.pop(seeds.index(13))
-            expected.pop(seeds.index(13))
+            poison = streams.pop(3)
             assert isinstance(poison.error, GenerationFailedError)
-            assert [stream.token_ids for stream in streams] == expected
+            assert [stream.token_ids for stream in streams] == plain[:3] + plain[4:NUM_SEQUENCES]
             assert targets.num_lost == most_lost
             await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
             assert (loop.num_live, observer.num_live) == (0, 0)
 
-    async def test_who_stands_beside_others_losses_is_not_given_up(self, models: Models) -> None:
+    async def test_who_stands_beside_others_losses_is_not_given_up(
+        self, models: Models, plain: list[list[int]]
+    ) -> None:
         """Every twentieth call ends a worker, whatever it carries, with progress in between."""
-        expected = await plain_tokens(models, range(6))
         async with running_loop(models, num_targets=2) as (loop, targets, _):
 
             def lose() -> None:
@@ -96,9 +96,10 @@ class TestPoison:
                     targets.start_replica()
 
             targets.before_call = lose
-            streams = await run_all(loop, [make_params(seed) for seed in range(6)], concurrency=6)
-            assert [stream.error for stream in streams] == [None] * 6
-            assert [stream.token_ids for stream in streams] == expected
+            params = [make_params(seed) for seed in range(NUM_SEQUENCES)]
+            streams = await run_all(loop, params, concurrency=NUM_SEQUENCES)
+            assert [stream.error for stream in streams] == [None] * NUM_SEQUENCES
+            assert [stream.token_ids for stream in streams] == plain[:NUM_SEQUENCES]
 
     async def test_silence_blames_nobody(self) -> None:
         """A call may have waited all its time for a worker to start."""

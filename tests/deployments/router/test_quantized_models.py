@@ -24,6 +24,8 @@ from workers.quantization import PACKAGES_OF, Quantization, is_installed
 from workers.types import HeterogeneousVocab, Rule
 from workers.vocabulary import compare_vocabularies
 
+NUM_TOKENS = 16
+"""Of a text: three rounds and more."""
 pytestmark = pytest.mark.skipif(
     not all(map(is_installed, PACKAGES_OF.values())), reason="needs torchao and bitsandbytes"
 )
@@ -32,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose inputs are whole blocks of 4 bits."""
-    wide = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    wide = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     return save_model(tmp_path_factory.mktemp("wide"), "qwen2", **wide)
 
 
@@ -49,7 +51,10 @@ def pair(folder: str) -> Models:
 async def test_texts_are_those_of_plain_decoding(rule: Rule, pair: Models) -> None:
     """Drawn ones too, under the rule that promises it."""
     sampling = SAMPLED if rule == "coupled" else GREEDY
-    params = [make_params(seed, sampling=sampling, verification=rule) for seed in range(6)]
+    params = [
+        make_params(seed, sampling=sampling, max_tokens=NUM_TOKENS, verification=rule)
+        for seed in range(6)
+    ]
     async with running_loop(pair, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(pair, drafts=model_drafts(pair)) as (loop, _, observer):
@@ -65,7 +70,7 @@ async def test_a_quantized_target_drafts_by_its_first_layers(
 ) -> None:
     target = load_model(folder, dtype="float32", device="cpu", quantization=how)
     models = Models(target=target, draft=target)
-    params = [make_params(seed) for seed in range(6)]
+    params = [make_params(seed, max_tokens=NUM_TOKENS) for seed in range(6)]
     async with running_loop(models, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(models, drafter="early_exit") as (loop, _, observer):
@@ -79,15 +84,15 @@ async def test_a_quantized_target_drafts_by_its_first_layers(
 async def test_a_quantized_draft_may_have_another_tokenizer(
     method: HeterogeneousVocab, tmp_path: Path
 ) -> None:
-    target = save_speaking_model(tmp_path / "target", "sentence piece")
-    draft = save_speaking_model(tmp_path / "draft", "byte level", 1)
+    target = save_speaking_model(tmp_path / "target", "sentence piece", family=None)
+    draft = save_speaking_model(tmp_path / "draft", "byte level", 1, family=None)
     models = Models(
         target=load_model(target, dtype="float32", device="cpu", quantization="int8"),
         draft=load_draft_model(draft, dtype="float32", device="cpu", quantization="bnb_nf4"),
     )
     vocabulary = compare_vocabularies(target, draft, method)
     drafts = LocalWorkers(lambda: make_drafter(models.draft, vocabulary, CACHE, target=target))
-    params = [make_params(seed) for seed in range(6)]
+    params = [make_params(seed, max_tokens=NUM_TOKENS) for seed in range(6)]
     async with running_loop(models, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(models, drafts=drafts) as (loop, _, observer):

@@ -66,8 +66,8 @@ async def test_a_sequence_that_leaves_the_rounds_and_comes_back_has_the_same_tex
                     await asyncio.sleep(rng.uniform(0, 0.03))
             return stream
 
-        streams = await asyncio.gather(*map(run, all_params))
-        assert [stream.token_ids for stream in streams] == plain
+        streams = await asyncio.gather(*map(run, all_params[::2]))
+        assert [stream.token_ids for stream in streams] == plain[::2]
         assert loop.num_live == observer.num_live == 0
         await wait_until(lambda: targets.num_used_blocks + drafts.num_used_blocks == 0)
 
@@ -112,32 +112,33 @@ async def test_what_is_cancelled_while_it_is_suspended_is_freed_by_drafters_too(
 class TestFairness:
     async def test_a_flood_does_not_delay_a_quiet_keys_first_token(self, models: Models) -> None:
         """It runs in the next rounds, whatever waits; the flood's texts are none the worse."""
+        num_tokens, num_floods = 120, 10
         async with (
             local_serving(models.target) as alone,
             client_of(alone) as client,
         ):
-            expected = (await complete(client, max_tokens=230))["choices"][0]["text"]
+            expected = (await complete(client, max_tokens=num_tokens))["choices"][0]["text"]
         async with local_serving(
             models.target, max_running=4, max_waiting=60, gamma=0, keys=two_keys()
         ) as serving:
 
             async def flood() -> str:
-                request = generation_request(max_tokens=230)
+                request = generation_request(max_tokens=num_tokens)
                 async with serving.service.open(request, ALICE) as generation:
                     (whole,) = await generation.complete()
                     return whole.text
 
-            floods = [asyncio.create_task(flood()) for _ in range(20)]
+            floods = [asyncio.create_task(flood()) for _ in range(num_floods)]
             await wait_until(lambda: serving.loop.num_live == 4)
             for _ in range(5):
                 num_calls = len(serving.targets.calls)
                 request = generation_request(max_tokens=5)
                 async with serving.service.open(request, BOB) as generation:
                     await anext(generation.run())
-                # one that runs, its own, and what others have meanwhile: not their 230 rounds
+                # one that runs, its own, and what others have meanwhile: not all of their rounds
                 assert len(serving.targets.calls) - num_calls <= 15
             assert not any(task.done() for task in floods[:4])
-            assert [await task for task in floods] == [expected] * 20
+            assert [await task for task in floods] == [expected] * num_floods
             await serving.wait_until_nothing_is_held()
 
     async def test_workers_are_told_whose_a_sequence_is(self, models: Models) -> None:

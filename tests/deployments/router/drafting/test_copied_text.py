@@ -14,7 +14,8 @@ from workers.model import load_model
 from workers.paged_model import CacheOptions
 from workers.types import SamplingParams
 
-NUM_COPIED = 300
+NUM_COPIED = 150
+"""Tokens, of which the code has about a hundred."""
 CODE = """
 class Account:
     def __init__(self, owner, balance=0):
