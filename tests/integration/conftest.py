@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
 from deployments import AppArgs, app, build
-from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest
+from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, Speculation
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tandem.demo.corpus import Corpus, held_out_prompts
 from tandem.live.server import free_port
@@ -32,6 +33,18 @@ from workers.types import SamplingParams, VerifyRequest
 
 APP = "tandem"
 MODEL = "tandem-demo"
+KEY = "sk-of-alice-0123456789"
+"""The key that all tests send."""
+RARE_KEY = "sk-of-carol-0123456789"
+"""May ask once in 100 seconds."""
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+METADATA = (("authorization", f"Bearer {KEY}"),)
+KEYS = f"""\
+keys:
+- {{name: alice, key: {KEY}}}
+- {{name: carol, key: {RARE_KEY}, requests_per_second: 0.01}}
+"""
+"""A key file."""
 NUM_TOKENS = 48
 """The number of tokens of each completion."""
 METRICS_REPORT_MS = 500
@@ -53,7 +66,7 @@ class Served:
         return f"http://127.0.0.1:{self.http_port}"
 
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def handle(self, deployment: str) -> Any:
         return serve.get_deployment_handle(deployment, APP)
@@ -154,7 +167,7 @@ def prompts() -> list[str]:
 
 @pytest.fixture
 def http(ports: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=ports.url, timeout=120) as client:
+    with httpx.Client(base_url=ports.url, headers=HEADERS, timeout=120) as client:
         yield client
 
 
@@ -165,7 +178,7 @@ def greedy_texts(prompts: list[str]) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(name)
     texts = []
-    for prompt in prompts[:24]:
+    for prompt in prompts[:12]:
         inputs = tokenizer(prompt, return_tensors="pt")
         output = model.generate(
             input_ids=inputs.input_ids,
@@ -218,21 +231,28 @@ async def served_tokens(
     *,
     concurrency: int,
     on_chunk: Callable[[GenerateChunk], None] = lambda _: None,
-    key: str = "",
+    mode: str = "auto",
 ) -> list[list[int]]:
-    """Token ids over streaming gRPC, at temperature 0.8; `on_chunk` is told each chunk."""
-    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    """Token ids over streaming gRPC, at temperature 0.8; `on_chunk` is told each chunk.
+
+    `mode` says who drafts.
+    """
     slots = asyncio.Semaphore(concurrency)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         stub = GenerationStub(channel)
 
         async def run(seed: int, prompt: str) -> list[int]:
             generate = GenerateRequest(
-                text=prompt, max_tokens=NUM_TOKENS, temperature=0.8, seed=seed, ignore_eos=True
+                text=prompt,
+                max_tokens=NUM_TOKENS,
+                temperature=0.8,
+                seed=seed,
+                ignore_eos=True,
+                speculation=Speculation(mode=mode),
             )
             tokens: list[int] = []
             async with slots:
-                async for chunk in stub.GenerateStream(generate, metadata=metadata):
+                async for chunk in stub.GenerateStream(generate, metadata=METADATA):
                     tokens += chunk.token_ids
                     on_chunk(chunk)
             return tokens
@@ -253,6 +273,13 @@ async def served_texts(served: Served, prompts: list[str], *, concurrency: int) 
         return await asyncio.gather(*[run(prompt) for prompt in prompts])
 
 
+@pytest.fixture(scope="package")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    path.write_text(KEYS)
+    return path
+
+
 @pytest.fixture
-def served(deploy: Deploy) -> Served:
-    return deploy()
+def served(deploy: Deploy, key_file: Path) -> Served:
+    return deploy(api_keys_file=str(key_file))

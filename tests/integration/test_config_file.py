@@ -2,18 +2,17 @@
 
 import time
 
+import pytest
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
-
-from tests.integration.conftest import Deploy
 
 APP = "from a file"
 TIMEOUT_S = 120
 
 
-def test_a_wrong_option_is_the_apps_message_in_a_sentence(deploy: Deploy) -> None:
-    deploy()
+@pytest.mark.usefixtures("served")
+def test_a_wrong_option_is_the_apps_message_in_a_sentence() -> None:
     config = {
         "applications": [
             {

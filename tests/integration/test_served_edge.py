@@ -25,7 +25,7 @@ from deployments.api.tandem_pb2 import (
     TokenizeRequest,
 )
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import MODEL, Served, request
+from tests.integration.conftest import KEY, METADATA, MODEL, Served, request
 
 SERVICE = "tandem.v1.Generation"
 NUM_SLOW = 10
@@ -111,6 +111,7 @@ async def reading_little(served: Served) -> AsyncIterator[asyncio.StreamReader]:
     body = json.dumps(asked).encode()
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {KEY}\r\n"
         f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.socket() as connection:
@@ -127,7 +128,9 @@ async def reading_little(served: Served) -> AsyncIterator[asyncio.StreamReader]:
 async def test_a_message_that_is_no_request_is_told_so(served: Served) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/tandem.v1.Generation/Generate")(b"\xff", timeout=30)
+            await channel.unary_unary("/tandem.v1.Generation/Generate")(
+                b"\xff", metadata=METADATA, timeout=30
+            )
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.details() == malformed("GenerateRequest")
 
@@ -142,10 +145,14 @@ async def test_health_tokens_and_models_are_told_through_the_proxy(served: Serve
         assert (await watch.read()).status == HealthCheckResponse.SERVING
         watch.cancel()
         stub = GenerationStub(channel)
-        tokenized = await stub.Tokenize(TokenizeRequest(prompt="def f(x):"), timeout=30)
-        text = await stub.Detokenize(DetokenizeRequest(tokens=tokenized.tokens), timeout=30)
+        tokenized = await stub.Tokenize(
+            TokenizeRequest(prompt="def f(x):"), metadata=METADATA, timeout=30
+        )
+        text = await stub.Detokenize(
+            DetokenizeRequest(tokens=tokenized.tokens), metadata=METADATA, timeout=30
+        )
         assert text.prompt == "def f(x):"
-        listed = await stub.ListModels(ListModelsRequest(), timeout=30)
+        listed = await stub.ListModels(ListModelsRequest(), metadata=METADATA, timeout=30)
         assert [model.id for model in listed.models] == [MODEL]
 
 
@@ -161,7 +168,7 @@ def test_reflection_names_the_services(served: Served) -> None:
 async def test_a_call_whose_time_is_over_leaves_nothing(method: str, served: Served) -> None:
     request = GenerateRequest(text="def f(", max_tokens=4000, ignore_eos=True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
-        call = getattr(GenerationStub(channel), method)(request, timeout=0.5)
+        call = getattr(GenerationStub(channel), method)(request, metadata=METADATA, timeout=0.5)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await (call if method == "Generate" else anext(_all_of(call)))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from cluster import bundled
 from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import Served, request
+from tests.integration.conftest import HEADERS, METADATA, Served, request
 
 
 class TestLoad:
@@ -42,7 +42,9 @@ class TestLoad:
             return text
 
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=served.url, timeout=300, limits=limits) as client:
+        async with httpx.AsyncClient(
+            base_url=served.url, headers=HEADERS, timeout=300, limits=limits
+        ) as client:
             streams = [run(client, i, leaves=i % 4 == 3) for i in range(64)]
             together = await asyncio.gather(*streams)
             await served.wait_until_nothing_is_held()
@@ -66,7 +68,7 @@ class TestLoad:
                 async with asyncio.timeout(after_s):
                     await client.post("/v1/completions", json=body)
 
-        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=served.url, headers=HEADERS, timeout=60) as client:
             for after_s in (0.01, 0.02, 0.04, 0.1, 0.3):
                 await asyncio.gather(*[leave(client, prompt, after_s) for prompt in prompts])
         await served.wait_until_nothing_is_held(timeout_s=20)
@@ -86,7 +88,8 @@ class TestLoad:
                 call = stub.GenerateStream(
                     GenerateRequest(
                         text=prompts[index], max_tokens=num_tokens, ignore_eos=True, seed=index
-                    )
+                    ),
+                    metadata=METADATA,
                 )
                 for _ in range(index // 4):
                     await call.read()

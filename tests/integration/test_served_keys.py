@@ -1,7 +1,4 @@
-"""API keys through Serve's own proxies, over HTTP and gRPC, and a key file that changes.
-
-The app has no drafters, which is tested too.
-"""
+"""API keys through Serve's own proxies, over HTTP and gRPC, and a key file that changes."""
 
 import os
 import time
@@ -15,48 +12,39 @@ from google.protobuf.message_factory import GetMessageClass
 
 from deployments.api.tandem_pb2 import DESCRIPTOR, GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
-from tests.integration.conftest import MODEL, Deploy, Served, request, served_tokens
+from tests.integration.conftest import (
+    KEY,
+    KEYS,
+    METADATA,
+    MODEL,
+    RARE_KEY,
+    Served,
+    request,
+)
 
-KEY, OTHER = "sk-of-alice-0123456789", "sk-of-bob-0123456789"
-RARE = "sk-of-carol-0123456789"
-"""May ask once in 100 seconds."""
+OTHER = "sk-of-bob-0123456789"
+"""No key of the app's at first."""
 CHANGE_TIMEOUT_S = 30.0
 
-
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    path.write_text(
-        f"keys: [{{name: alice, key: {KEY}}},"
-        f" {{name: carol, key: {RARE}, requests_per_second: 0.01}}]\n"
-    )
-    return path
-
-
-@pytest.fixture(autouse=True)
-def served(deploy: Deploy, key_file: Path) -> Served:
-    return deploy(drafter="none", api_keys_file=str(key_file))
+pytestmark = pytest.mark.usefixtures("served")
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def test_plain_decoding_is_an_app_without_drafters(
-    served: Served, prompts: list[str], sampled_tokens: list[list[int]]
+def test_http_asks_for_a_key_and_returns_the_requests_id(
+    served: Served, http: httpx.Client
 ) -> None:
-    tokens = await served_tokens(served, prompts[:8], concurrency=8, key=KEY)
-    assert tokens == sampled_tokens[:8]
-
-
-def test_http_asks_for_a_key_and_returns_the_requests_id(http: httpx.Client) -> None:
     body = request("def f(", max_tokens=4)
-    for headers in ({}, bearer(OTHER)):
-        refused = http.post("/v1/completions", json=body, headers=headers)
-        assert refused.status_code == 401
-        assert refused.json()["error"]["code"] == "invalid_api_key"
-    assert http.get("/openapi.json").status_code == 401
-    assert [http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200] * 3
+    with httpx.Client(base_url=served.url, timeout=60) as stranger:
+        for headers in ({}, bearer(OTHER)):
+            refused = stranger.post("/v1/completions", json=body, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert stranger.get("/openapi.json").status_code == 401
+        open_paths = ("/health", "/ready", "/version")
+        assert [stranger.get(path).status_code for path in open_paths] == [200] * 3
     headers = {**bearer(KEY), "X-Request-Id": "r-17"}
     answer = http.post("/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200
@@ -92,19 +80,18 @@ def test_grpc_takes_a_key(served: Served) -> None:
     message = GenerateRequest(text="def f(", max_tokens=4, ignore_eos=True)
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         stub = GenerationStub(channel)
-        with_key = (("authorization", f"Bearer {KEY}"),)
-        assert len(stub.Generate(message, metadata=with_key).token_ids) == 4
-        chunks = stub.GenerateStream(message, metadata=with_key)
+        assert len(stub.Generate(message, metadata=METADATA).token_ids) == 4
+        chunks = stub.GenerateStream(message, metadata=METADATA)
         assert sum(len(chunk.token_ids) for chunk in chunks) == 4
 
 
 def test_grpc_tells_when_to_come_back(served: Served, http: httpx.Client) -> None:
     message = GenerateRequest(text="def f(", max_tokens=4)
-    metadata = (("authorization", f"Bearer {RARE}"),)
+    metadata = (("authorization", f"Bearer {RARE_KEY}"),)
     with grpc.insecure_channel(f"127.0.0.1:{served.grpc_port}") as channel:
         stub = GenerationStub(channel)
         stub.Generate(message, metadata=metadata)
-        refused = http.post("/v1/completions", json=request("def f("), headers=bearer(RARE))
+        refused = http.post("/v1/completions", json=request("def f("), headers=bearer(RARE_KEY))
         assert refused.status_code == 429
         for call in (
             lambda: stub.Generate(message, metadata=metadata),
@@ -119,12 +106,16 @@ def test_grpc_tells_when_to_come_back(served: Served, http: httpx.Client) -> Non
 
 
 def test_a_changed_file_holds_without_a_restart(http: httpx.Client, key_file: Path) -> None:
+    def change(text: str, *, refused: str, taken: str) -> None:
+        new = key_file.with_suffix(".new")
+        new.write_text(text)
+        os.replace(new, key_file)
+        until = time.monotonic() + CHANGE_TIMEOUT_S
+        while http.get("/v1/models", headers=bearer(taken)).status_code == 401:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert http.get("/v1/models", headers=bearer(refused)).status_code == 401
+
     assert http.get("/v1/models", headers=bearer(OTHER)).status_code == 401
-    new = key_file.with_suffix(".new")
-    new.write_text(f"keys: [{{name: bob, key: {OTHER}}}]\n")
-    os.replace(new, key_file)
-    until = time.monotonic() + CHANGE_TIMEOUT_S
-    while http.get("/v1/models", headers=bearer(OTHER)).status_code == 401:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert http.get("/v1/models", headers=bearer(KEY)).status_code == 401
+    change(f"keys: [{{name: bob, key: {OTHER}}}]\n", refused=KEY, taken=OTHER)
+    change(KEYS, refused=OTHER, taken=KEY)

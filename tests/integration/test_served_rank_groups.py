@@ -1,4 +1,4 @@
-"""Targets of several ranks, several of them, and several routers: the same texts.
+"""Targets of several ranks, as many as the load asks for, and several routers: the same texts.
 
 By its name it runs last: it starts more processes than any other, which would compete with the
 tests of the other pytest process.
@@ -6,7 +6,13 @@ tests of the other pytest process.
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+
+from cluster.replica_range import ReplicaRange
+from deployments import autoscaling
 from deployments.replicas.worker_replica import WorkerStatus
 from tandem.chaos.events import Blow, Victim, kinds_of_events
 from tandem.chaos.run import ChaosOptions, run_chaos
@@ -28,63 +34,115 @@ CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
 TOKEN_BYTES = 2048
 """The bytes of a token in a rank's share of the bundled target's cache, in fp32."""
-ALL_TWICE = {
+UP_TO_TWO = {
     **OPTIONS,
     "tensor_parallel_size": 2,
-    "num_target_groups": 2,
+    "num_target_groups": "1:2",
     "num_router_replicas": 2,
-    "num_draft_replicas": "2:3",
+    "num_draft_replicas": "1:2",
     "compile": "off",  # it would compete with all of them
     "max_model_len": CACHE_LEN,
     "kv_cache_gib": CACHE_LEN * TOKEN_BYTES / GIB,
     "recovery_timeout_s": 300,
 }
+WORKERS = ("TargetGroup", "DraftPool")
+IMPATIENT = {
+    "metrics_interval_s": 0.5,
+    "look_back_period_s": 1.0,
+    "upscale_delay_s": 0.0,
+    "downscale_delay_s": 10.0,  # longer than the load ever pauses
+    "target_ongoing_requests": 1,
+}
+"""Serve's defaults would have a test wait for a minute."""
 
 
-async def test_texts_are_those_of_one_rank(
-    deploy: Deploy,
-    prompts: list[str],
-    greedy_texts: list[str],
-    sampled_tokens: list[list[int]],
-) -> None:
-    """Twelve streams, of which a group's blocks hold two."""
-    served = deploy(**ALL_TWICE)
-    assert await served_texts(served, prompts[:2], concurrency=2) == greedy_texts[:2]
-    assert await served_tokens(served, prompts[:12], concurrency=12) == sampled_tokens[:12]
-    groups, drafters = await statuses(served, "TargetGroup"), await statuses(served, "DraftPool")
-    assert len(groups) == len(drafters) == 2
-    assert all(group.num_steps for group in groups)
-    assert any(group.num_preemptions for group in groups)
-    assert all(drafter.num_steps for drafter in drafters)
+@pytest.fixture(scope="module", autouse=True)
+def _soon() -> Iterator[None]:
+    scaling_options = autoscaling.scaling_options
+
+    def impatient(replicas: ReplicaRange) -> dict[str, Any]:
+        options = scaling_options(replicas)
+        if "autoscaling_config" in options:
+            options["autoscaling_config"] |= IMPATIENT
+        return options
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deployments.builder.scaling_options", impatient)
+        yield
 
 
-async def test_every_way_to_draft_in_one_batch_changes_nothing(
-    deploy: Deploy, prompts: list[str]
-) -> None:
-    served = deploy(**ALL_TWICE)
-    await asyncio.gather(*[served.set_gamma(8) for _ in range(20)])  # each of any router
-    await check_that_drafts_change_nothing(served, prompts)
+@pytest.fixture
+def served(deploy: Deploy) -> Served:
+    return deploy(**UP_TO_TWO)
 
 
 async def statuses(served: Served, deployment: str) -> list[WorkerStatus]:
     """The statuses of all replicas of a deployment."""
-    handle = served.handle(deployment)
-    answers = [await handle.status.remote() for _ in range(20)]  # each from any
-    return list({status.replica_id: status for status in answers}.values())
+    return list(await served.handle(deployment).broadcast("status").results_async(timeout_s=60))
 
 
-async def test_killed_processes_change_no_text(deploy: Deploy, prompts: list[str]) -> None:
+async def all_statuses(served: Served) -> list[WorkerStatus]:
+    return [status for name in WORKERS for status in await statuses(served, name)]
+
+
+async def draft_always(served: Served) -> None:
+    """Have both routers draft as far as may be."""
+    await asyncio.gather(*[served.set_gamma(8) for _ in range(20)])  # each of any router
+
+
+async def num_replicas(served: Served) -> list[int]:
+    return [len(await statuses(served, name)) for name in WORKERS]
+
+
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
+async def test_replicas_come_with_the_load_and_write_what_one_rank_does(
+    served: Served, prompts: list[str], greedy_texts: list[str], sampled_tokens: list[list[int]]
+) -> None:
+    """Eight streams, of which a group's blocks hold two."""
+    await draft_always(served)
+    assert await num_replicas(served) == [1, 1]
+    assert await served_texts(served, prompts[:2], concurrency=2) == greedy_texts[:2]
+
+    async def write(num_prompts: int) -> None:
+        # by the drafters, though these texts have been written before
+        tokens = await served_tokens(
+            served, prompts[:num_prompts], concurrency=num_prompts, mode="model"
+        )
+        assert tokens == sampled_tokens[:num_prompts]
+
+    async with asyncio.timeout(300):
+        while await num_replicas(served) != [2, 2]:
+            await write(2)
+            await asyncio.sleep(4)  # new ones start meanwhile
+        while not all(worker.num_steps for worker in await all_statuses(served)):
+            await write(8)
+    assert any(worker.num_preemptions for worker in await all_statuses(served))
+
+
+async def test_every_way_to_draft_in_one_batch_changes_nothing(
+    served: Served, prompts: list[str]
+) -> None:
+    await draft_always(served)
+    await check_that_drafts_change_nothing(served, prompts)
+
+
+async def test_killed_processes_change_no_text(served: Served, prompts: list[str]) -> None:
     """`tandem chaos`, in short, and without the proxy, which other tests use too."""
-    served = deploy(**ALL_TWICE)
     kills = kinds_of_events(num_ranks=2, blows=[Blow.KILL])
     kinds = tuple(kill for kill in kills if kill.victim is not Victim.PROXY)
     report = await run_chaos(
         Endpoint(url=served.url, model=MODEL),
-        Load(prompts=prompts[:8], max_tokens=NUM_TOKENS, temperature=0.8),
+        Load(prompts=prompts[:4], max_tokens=NUM_TOKENS, temperature=0.8),
         Victims(APP),
         ChaosOptions(
-            num_requests=16, num_events=len(kinds), mean_pause_s=1, concurrency=8, kinds=kinds
+            num_requests=8, num_events=len(kinds), mean_pause_s=1, concurrency=4, kinds=kinds
         ),
     )
     assert (report.lost, report.wrong, report.held) == ([], [], 0)
     assert report.events == Counter(dict.fromkeys(kinds, 1))
+
+
+async def test_replicas_go_with_the_load(served: Served) -> None:
+    async with asyncio.timeout(180):
+        while await num_replicas(served) != [1, 1]:
+            await asyncio.sleep(0.5)

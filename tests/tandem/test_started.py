@@ -1,4 +1,7 @@
-"""`tandem serve` as a person runs it: a process of its own, from its first line to its end."""
+"""`tandem serve` as a person runs it: a process of its own, from its first line to its end.
+
+The app has no drafters, which is tested too.
+"""
 
 import json
 import os
@@ -23,7 +26,8 @@ LAST_LINE = "  Ctrl-C ends it\n"
 def process() -> Iterator[subprocess.Popen[str]]:
     # not in this process's own environment: a Ray that runs in it would lose its cluster
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    options = [f"http_port={free_port()}", f"grpc_port={free_port()}", "compile=off"]
+    ports = [f"http_port={free_port()}", f"grpc_port={free_port()}"]
+    options = [*ports, "compile=off", "drafter=none"]
     with subprocess.Popen(
         [sys.executable, "-m", "tandem", "serve", *options],
         stdout=subprocess.PIPE,
