@@ -15,7 +15,7 @@ from workers.paged_model import CacheOptions
 from workers.types import SamplingParams
 
 NUM_COPIED = 150
-"""Tokens, of which the code has about a hundred."""
+"""Tokens, of which the code has ninety."""
 CODE = """
 class Account:
     def __init__(self, owner, balance=0):
