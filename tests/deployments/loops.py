@@ -52,6 +52,7 @@ class Models:
 
 
 def load_noisy(name: str, *, noise: float = 0.02) -> Model:
+    """The model of a folder in fp32, with noise of this standard deviation on its weights."""
     model = load_model(name, dtype="float32", device="cpu")
     torch.manual_seed(5)
     with torch.no_grad():

@@ -82,6 +82,7 @@ async def statuses(served: Served, deployment: str) -> list[WorkerStatus]:
 
 
 async def all_statuses(served: Served) -> list[WorkerStatus]:
+    """Those of all target groups and drafters."""
     return [status for name in WORKERS for status in await statuses(served, name)]
 
 
@@ -91,6 +92,7 @@ async def draft_always(served: Served) -> None:
 
 
 async def num_replicas(served: Served) -> list[int]:
+    """How many target groups and drafters run."""
     return [len(await statuses(served, name)) for name in WORKERS]
 
 
@@ -114,6 +116,7 @@ async def test_replicas_come_with_the_load_and_write_what_one_rank_does(
         while await num_replicas(served) != [2, 2]:
             await write(2)
             await asyncio.sleep(4)  # new ones start meanwhile
+        await write(8)
         while not all(worker.num_steps for worker in await all_statuses(served)):
             await write(8)
     assert any(worker.num_preemptions for worker in await all_statuses(served))

@@ -105,7 +105,7 @@ class TestGrow:
             assert (weight == 0).float().mean() < 0.01
 
     def test_the_default_is_a_287m_model(self) -> None:
-        """Of shapes alone, without weights."""
+        """The parameters are counted by their shapes: no weights are made."""
         model = LlamaForCausalLM.from_pretrained(TARGET).to("meta")
         assert 250e6 < grow(model, GrownSize()).num_parameters() < 300e6
 

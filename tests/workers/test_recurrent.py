@@ -18,7 +18,7 @@ from workers.target import Target
 from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult
 
 LENGTH = 60
-"""Of a text with its prompt, where sequences are told to survive."""
+"""The tokens of a text with its prompt, over which preemptions and rejected drafts happen."""
 
 
 class Router:

@@ -4,8 +4,8 @@ Nothing is learnt of drafts while none are made, nor of rounds without drafts wh
 So a share of the time is put by, and spent on the other kind of round whenever it holds what that
 may lose. What it did not lose in truth is put back: where the other kind has become as good, one
 try follows another at once. So does one more if drafters had to read first what was written
-without them, since that says little of what drafts take in a row. What the reading lost is paid
-for too, by the next tries that come later.
+without them, since that says little of what drafts take in a row. What the reading lost
+beyond the price of a try is taken from the time that is put by, so that the next one comes later.
 
 Nor is anything learnt of second drafts while each sequence has one. So as much time is put by for
 those, and every try of drafts asks for two.

@@ -82,7 +82,7 @@ def penalised(
 async def test_drafts_change_nothing_of_what_penalties_do(
     models: Models, reference: Reference
 ) -> None:
-    """Of each setting drafts are accepted, and of many some are not."""
+    """Every setting has accepted drafts, and all of them together have rejected ones."""
     plain, _ = await texts(models, gamma=0)
     drafted, streams = await texts(models, gamma=8)
     assert drafted == plain

@@ -25,7 +25,7 @@ from workers.types import HeterogeneousVocab, Rule
 from workers.vocabulary import compare_vocabularies
 
 NUM_TOKENS = 16
-"""Of a text: three rounds and more."""
+"""The tokens of a text, which takes three rounds or more."""
 pytestmark = pytest.mark.skipif(
     not all(map(is_installed, PACKAGES_OF.values())), reason="needs torchao and bitsandbytes"
 )

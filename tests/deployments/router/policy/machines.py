@@ -54,7 +54,8 @@ class Machine:
         return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
 
     def draft_hop_share(self, longest: float) -> float:
-        """The part of the last round's drafting that is the hop."""
+        """The part of the last round's drafting time that was the hop, where that many drafts were
+        made; asked before `is_clean`."""
         return self.hop / (self.hop + self.draft_step * longest)
 
     def is_clean(self, longest: int) -> bool:
