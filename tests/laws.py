@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
+from tests.goodness_of_fit import chisquare_pvalue
 from workers.sampling import SamplingRow, process_logits
 from workers.types import SamplingParams
 
@@ -67,4 +67,4 @@ def pvalue(texts: Sequence[Text], law: dict[Text, float]) -> float:
         expected[text[COUNTED]] += probability * len(texts)
     assert len(expected) == 27
     assert min(expected.values()) > 5
-    return float(chisquare([counts[way] for way in expected], list(expected.values())).pvalue)
+    return chisquare_pvalue([counts[way] for way in expected], list(expected.values()))

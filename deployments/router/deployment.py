@@ -46,6 +46,10 @@ class Router(GrpcIngress):
         hub_token: HubToken,
     ) -> None:
         """`key_digests` are those of API keys that stand in no file."""
+        from deployments.router.light_transformers import import_without_torch
+
+        import_without_torch()  # before anything else imports transformers
+
         from deployments.api.grpc import Rpcs
         from deployments.metrics import RouterMetrics
         from deployments.router.drafting.chain import make_drafters

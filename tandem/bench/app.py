@@ -13,11 +13,9 @@ from tandem.arguments import drafters, whole
 from tandem.bench.options import AppOptions, LoadOptions, ModelOptions, command_of, option
 from tandem.bench.report import markdown_table, write_result
 from tandem.bench.rows import AUTO, COLUMNS, DYNAMIC, Row, Sample, Setting, make_rows, make_settings
-from tandem.demo.grow import grown_target
 from tandem.live.client import Load, LoadResult
 from tandem.live.texts import KINDS, edited, make_prompts
 from workers.errors import ConfigError
-from workers.model import load_config
 from workers.types import HeterogeneousVocab
 
 if TYPE_CHECKING:
@@ -108,6 +106,9 @@ def _draft_options(options: AppOptions) -> dict[str, str]:
 
 def target_folder(options: ModelOptions) -> str:
     """The target's folder or id; raises ConfigError if it has no config."""
+    from tandem.demo.grow import grown_target  # `--help` comes without imports that take seconds
+    from workers.model import load_config
+
     target = bundled.resolve(options.target or grown_target(options.work))
     load_config(target)
     return target

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
-import torch
 
 from workers.cache_size import GIB
 
@@ -26,6 +25,8 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 def environment() -> dict[str, Any]:
     """The date, the commit, the machine and the versions of a result."""
+    import torch  # `--help` comes without imports that take seconds
+
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),

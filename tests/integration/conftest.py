@@ -232,6 +232,7 @@ async def served_tokens(
     concurrency: int,
     on_chunk: Callable[[GenerateChunk], None] = lambda _: None,
     mode: str = "auto",
+    num_tokens: int = NUM_TOKENS,
 ) -> list[list[int]]:
     """Token ids over streaming gRPC, at temperature 0.8; `on_chunk` is told each chunk.
 
@@ -244,7 +245,7 @@ async def served_tokens(
         async def run(seed: int, prompt: str) -> list[int]:
             generate = GenerateRequest(
                 text=prompt,
-                max_tokens=NUM_TOKENS,
+                max_tokens=num_tokens,
                 temperature=0.8,
                 seed=seed,
                 ignore_eos=True,

@@ -1,12 +1,11 @@
 """The bundled pair, served by Ray Serve over HTTP and gRPC, in fp32."""
 
 import asyncio
-import os
 import re
-import signal
 
 import grpc
 import httpx
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
@@ -14,6 +13,7 @@ from cluster import bundled
 from deployments.api.tandem_pb2 import ChatMessage, ChatRequest, GenerateChunk, GenerateRequest
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tests.integration.conftest import (
+    APP,
     METADATA,
     METRICS_REPORT_MS,
     MODEL,
@@ -84,32 +84,6 @@ class TestExactness:
             counts += map(speculation_of, completions)
         num_tested = sum(count["tested_tokens"] for count in counts)
         assert 0 < sum(count["accepted_tokens"] for count in counts) < num_tested
-
-    async def test_a_drafter_killed_half_way_changes_nothing(
-        self, served: Served, prompts: list[str], sampled_tokens: list[list[int]]
-    ) -> None:
-        num_prompts = 16
-        pool = served.handle("DraftPool")
-        await served.set_gamma(8)
-        before = await pool.status.remote()
-        sizes: list[int] = []
-        generation = asyncio.create_task(
-            served_tokens(
-                served,
-                prompts[:num_prompts],
-                concurrency=num_prompts,
-                on_chunk=lambda chunk: sizes.append(len(chunk.token_ids)),
-            )
-        )
-        while sum(sizes) < num_prompts * NUM_TOKENS / 2:
-            await asyncio.sleep(0.01)
-        assert not generation.done()
-        os.kill(before.pid, signal.SIGKILL)
-        assert max(sizes) > 1  # it was at work until then
-        assert await generation == sampled_tokens[:num_prompts]
-        async with asyncio.timeout(60):  # Serve brings another one up
-            while (await pool.status.remote()).pid == before.pid:
-                await asyncio.sleep(0.1)
 
 
 class TestClients:
@@ -261,3 +235,18 @@ async def test_the_counters_move_as_the_usage_says(
             counters(served)[gauge] for gauge in ("tandem_gamma", "tandem_num_live_sequences")
         ):
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(("deployment", "has_torch"), [("Router", False), ("DraftPool", True)])
+def test_a_router_does_without_torch(deployment: str, has_torch: bool) -> None:
+    """Which takes 250 MB and seconds of its start."""
+    replicas = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if f"ServeReplica:{APP}:{deployment}" in " ".join(process.cmdline())
+    ]
+    assert replicas
+    for replica in replicas:
+        loaded = [region.path for region in replica.memory_maps() if "libtorch" in region.path]
+        assert bool(loaded) == has_torch

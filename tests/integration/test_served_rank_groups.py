@@ -45,6 +45,7 @@ UP_TO_TWO = {
     "kv_cache_gib": CACHE_LEN * TOKEN_BYTES / GIB,
     "recovery_timeout_s": 300,
 }
+GAMMA = 3
 WORKERS = ("TargetGroup", "DraftPool")
 IMPATIENT = {
     "metrics_interval_s": 0.5,
@@ -87,8 +88,8 @@ async def all_statuses(served: Served) -> list[WorkerStatus]:
 
 
 async def draft_always(served: Served) -> None:
-    """Have both routers draft as far as may be."""
-    await asyncio.gather(*[served.set_gamma(8) for _ in range(20)])  # each of any router
+    """Have both routers draft."""
+    await asyncio.gather(*[served.set_gamma(GAMMA) for _ in range(20)])  # each of any router
 
 
 async def num_replicas(served: Served) -> list[int]:
@@ -105,20 +106,24 @@ async def test_replicas_come_with_the_load_and_write_what_one_rank_does(
     assert await num_replicas(served) == [1, 1]
     assert await served_texts(served, prompts[:2], concurrency=2) == greedy_texts[:2]
 
-    async def write(num_prompts: int) -> None:
+    async def write(num_prompts: int, num_tokens: int) -> None:
         # by the drafters, though these texts have been written before
         tokens = await served_tokens(
-            served, prompts[:num_prompts], concurrency=num_prompts, mode="model"
+            served,
+            prompts[:num_prompts],
+            concurrency=num_prompts,
+            mode="model",
+            num_tokens=num_tokens,
         )
-        assert tokens == sampled_tokens[:num_prompts]
+        assert tokens == [text[:num_tokens] for text in sampled_tokens[:num_prompts]]
 
     async with asyncio.timeout(300):
         while await num_replicas(served) != [2, 2]:
-            await write(2)
+            await write(2, 16)
             await asyncio.sleep(4)  # new ones start meanwhile
-        await write(8)
+        await write(8, NUM_TOKENS)
         while not all(worker.num_steps for worker in await all_statuses(served)):
-            await write(8)
+            await write(8, NUM_TOKENS)
     assert any(worker.num_preemptions for worker in await all_statuses(served))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
+from tests.goodness_of_fit import chisquare_pvalue
 from tests.tokenizers import wrapped
 from tests.workers.decoding import CACHE, SAMPLED
 from tests.workers.translating import drafter_of, encode, load, propose, request
@@ -81,7 +81,7 @@ def test_the_law_of_an_intersection_is_that_of_the_tokens_that_both_have(
     observed = [counts[token] for token in common]
     share = [expected[likeliest.index(token)] for token in common]
     rest = [400 - sum(observed)], [(1 - sum(share)) * 400]
-    assert chisquare([*observed, *rest[0]], [*(p * 400 for p in share), *rest[1]]).pvalue > 1e-3
+    assert chisquare_pvalue([*observed, *rest[0]], [*(p * 400 for p in share), *rest[1]]) > 1e-3
 
 
 def test_a_cut_without_a_known_law_is_drafted_without_a_choice(model_names: dict[str, str]) -> None:
