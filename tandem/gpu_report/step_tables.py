@@ -1,7 +1,7 @@
 """Step 2: how long a step takes, what of it is the device's, and how fast it reads the weights."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -18,11 +18,9 @@ from tandem.gpu_report.subjects import (
 )
 from workers.cache_size import GIB
 from workers.model import Model
-from workers.step_times import VERIFY_SIZES, Size
+from workers.step_times import Size
 from workers.target import Target
 
-MORE_SIZES: tuple[Size, ...] = ((64, 64), (64, 128), (32, 256), (32, 288), (64, 512), (64, 576))
-"""Sizes that a worker's own table does not have; the last is more than any graph has."""
 PROFILED_SIZES: tuple[Size, ...] = ((1, 1), (1, 8), (8, 64))
 NUM_PROFILED = 5
 COPIED_BYTES = {"cuda": 2 * GIB, "cpu": 64 * 1024**2}
@@ -58,22 +56,26 @@ def _time_target(notebook: Notebook, subjects: Subjects, name: str, bytes_per_s:
     )
     title = f"Steps of the {name} target"
     if notebook.has_time(f"{title}, own forward"):
-        _time_sizes(notebook, model, target, f"{title}, own forward", bytes_per_s)
+        _time_sizes(notebook, model, target, f"{title}, own forward", subjects.sizes, bytes_per_s)
     if subjects.device != "cuda":
         notebook.skip(f"graphs of the {name} target: a CPU has none")
     elif notebook.has_time(f"{title}, graphs"):
         target.start_compiling().join()
         if target.is_compiled:
-            _time_sizes(notebook, model, target, f"{title}, graphs", bytes_per_s)
+            _time_sizes(notebook, model, target, f"{title}, graphs", subjects.sizes, bytes_per_s)
         else:
             notebook.skip(f"graphs of the {name} target: they cannot be had here")
 
 
 def _time_sizes(
-    notebook: Notebook, model: Model, target: Target, title: str, bytes_per_s: float
+    notebook: Notebook,
+    model: Model,
+    target: Target,
+    title: str,
+    sizes: Sequence[Size],
+    bytes_per_s: float,
 ) -> None:
     budget_s = min(10.0, notebook.left_s / 3)
-    sizes = (*VERIFY_SIZES, *MORE_SIZES)
     weight_bytes = model.num_weight_bytes
     for step in time_sizes(notebook, target, title, sizes, budget_s=budget_s):
         notebook.add(

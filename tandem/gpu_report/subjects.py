@@ -16,13 +16,15 @@ from workers import attention
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model, make_model
 from workers.paged_model import CacheOptions, Ranks
-from workers.step_times import Size, StepTiming
+from workers.step_times import VERIFY_SIZES, Size, StepTiming
 from workers.target import Target
 from workers.types import StepTime
 
 BLOCK_SIZES = (16, 64, 128, 256)
 MAX_TOKENS = 1024
 """The longest sequence of any step."""
+MORE_SIZES: tuple[Size, ...] = ((64, 64), (64, 128), (32, 256), (32, 288), (64, 512), (64, 576))
+"""Sizes that a worker's own table does not have; the last is more than any graph has."""
 OWN_ATTENTION = "sdpa"
 """The attention that transformers runs a model with by itself."""
 
@@ -39,6 +41,8 @@ class Subjects:
     num_texts_tokens: int
     """Tokens of a completion."""
     max_batched_tokens: int
+    sizes: tuple[Size, ...]
+    """The sizes of the steps that are timed."""
 
 
 FULL = Subjects(
@@ -50,6 +54,7 @@ FULL = Subjects(
     num_sequences=(1, 8, 32),
     num_texts_tokens=96,
     max_batched_tokens=2048,
+    sizes=(*VERIFY_SIZES, *MORE_SIZES),
 )
 SMALL = Subjects(
     device="cpu",
@@ -57,6 +62,7 @@ SMALL = Subjects(
     num_sequences=(1, 2),
     num_texts_tokens=6,
     max_batched_tokens=256,
+    sizes=((1, 1), (2, 16)),
 )
 
 

@@ -23,6 +23,7 @@ from tests.deployments.option_pairs import (
     REFUSED,
     TWO_RANKS,
     Pair,
+    PlainTexts,
     load_target,
     name_of,
     options_of,
@@ -105,7 +106,7 @@ def lead(
     sources: Sources = {}
     for key, args in all_args.items():
         written = asyncio.run(write(args, group))
-        texts[key], sources[key] = written.drafted, written.sources
+        texts[key], sources[key] = written.token_ids, written.sources
         group.announce(StepPlan())
     for name, truth in truths.items():
         texts[name] = decode(name, truth, group)
@@ -158,17 +159,13 @@ def can_be_shared(name: str) -> bool:
     return True
 
 
-def plain_texts(pairs: Sequence[Pair], folder: Path) -> Texts:
-    """What one rank writes with each two options: what drafts decides no text."""
-    made: Texts = {}
-    texts: Texts = {}
-    for pair in pairs:
-        args = AppArgs(**options_of(pair - {TWO_RANKS}, folder))
-        key = f"{args.target} {args.verification}"
-        if key not in made:
-            made[key] = asyncio.run(write(args)).plain
-        texts[name_of(pair)] = made[key]
-    return texts
+def texts_of_one_rank(pairs: Sequence[Pair], folder: Path) -> Texts:
+    """What one rank writes with each two options, without drafts."""
+    texts = PlainTexts()
+    return {
+        name_of(pair): asyncio.run(texts.of(AppArgs(**options_of(pair - {TWO_RANKS}, folder))))
+        for pair in pairs
+    }
 
 
 def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
         ranks.kill()
     del store
     assert ranks.exitcode == 0
-    assert shared == alone | plain_texts(pairs, tmp_path)
+    assert shared == alone | texts_of_one_rank(pairs, tmp_path)
     assert sources == {key: {*args.drafters} for key, args in all_args.items()}
 
 

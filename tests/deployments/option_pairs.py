@@ -5,7 +5,7 @@ table of docs/exactness.md is written from this.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -114,15 +114,32 @@ def options_of(pair: Pair, folder: Path) -> dict[str, Any]:
 class Texts:
     """What was written, and who drafted."""
 
-    plain: list[list[int]]
-    """The token ids of each completion, without drafts; none if ranks share the target."""
-    drafted: list[list[int]]
+    token_ids: list[list[int]]
+    """Those of each completion."""
     sources: set[str]
     """The drafters of which some draft was tested."""
 
 
-async def write(args: AppArgs, ranks: Ranks | None = None) -> Texts:
-    """The texts of a target with these options; those that `ranks` share are drafted only."""
+class PlainTexts:
+    """What one rank writes without drafts, each text alone. Drafters decide nothing of it, so what
+    differs in them only is written once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, ...], list[list[int]]] = {}
+
+    async def of(self, args: AppArgs) -> list[list[int]]:
+        """The token ids of each completion of a target with these options."""
+        key = (args.target, args.verification, args.quantization)
+        if key not in self._texts:
+            texts = await write(args, is_plain=True)
+            assert texts.sources == set()
+            self._texts[key] = texts.token_ids
+        return self._texts[key]
+
+
+async def write(args: AppArgs, ranks: Ranks | None = None, *, is_plain: bool = False) -> Texts:
+    """The texts of a target with these options, which `ranks` share; all at once with drafts, or
+    one after the other without."""
     target = load_target(args)
     draft = load_noisy(args.draft_model or args.target)
     vocabulary = compare_vocabularies(args.target, draft.name)
@@ -138,18 +155,15 @@ async def write(args: AppArgs, ranks: Ranks | None = None) -> Texts:
     )
     async with running_loop(
         Models(target=target, draft=draft),
-        gamma=GAMMA,
+        gamma=0 if is_plain else GAMMA,
         drafter=args.drafter,
         drafts=drafts,
         targets=targets,
     ) as (loop, _, observer):
         params = all_params(args)
-        alone = [] if ranks else [replace(each, max_gamma=0) for each in params]
-        plain = await run_all(loop, alone, concurrency=1)
-        drafted = await run_all(loop, params, concurrency=NUM_PARAMS)
+        streams = await run_all(loop, params, concurrency=1 if is_plain else NUM_PARAMS)
     return Texts(
-        plain=[stream.token_ids for stream in plain],
-        drafted=[stream.token_ids for stream in drafted],
+        token_ids=[stream.token_ids for stream in streams],
         sources={
             outcome.source
             for record in observer.records
