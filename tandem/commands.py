@@ -9,6 +9,7 @@ from tandem.chaos.cli import add_chaos
 from tandem.demo.cli import add_demo
 from tandem.load.cli import add_load
 from tandem.plan import add_plan
+from tandem.signals import Stopped, stopped_by_signals
 from tandem.subjects import with_default_subject
 from workers.errors import TandemError
 
@@ -35,13 +36,19 @@ def make_parser(others: Mapping[str, str], arguments: Sequence[str]) -> argparse
 
 
 def run_command(arguments: list[str], *, others: Mapping[str, str]) -> int:
-    """Run a command of `make_parser`; returns its exit status."""
+    """Run a command of `make_parser`; returns its exit status.
+
+    A signal ends it in order, with the app that it has started.
+    """
     words = with_default_subject(arguments)
     options = make_parser(others, words).parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
     try:
-        status: int | None = options.run(options)
+        with stopped_by_signals():
+            status: int | None = options.run(options)
+    except Stopped as stopped:
+        return stopped.status
     except TandemError as error:
         logger.error("%s", error)
         return 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from deployments.router.drafting.remote import PooledDrafter
     from deployments.router.health import Health
+    from deployments.router.loop import RoundLoop
     from deployments.router.service import GenerationService
     from deployments.router.tenants.keys import Keys
     from deployments.router.tokenizer import ChatTokenizer
@@ -51,17 +52,9 @@ class Router(GrpcIngress):
         import_without_torch()  # before anything else imports transformers
 
         from deployments.api.grpc import Rpcs
-        from deployments.metrics import RouterMetrics
-        from deployments.router.drafting.chain import make_drafters
-        from deployments.router.drafting.overlap import make_overlap
         from deployments.router.grammars import make_compiler
-        from deployments.router.loop import LoopOptions, RoundLoop
         from deployments.router.policy.controller import make_controller
-        from deployments.router.speculation import Policies
         from deployments.router.tokenizer import load_tokenizer
-        from deployments.transport.directory import ServeDirectory
-        from deployments.transport.messages import VERIFY
-        from deployments.transport.worker_streams import WorkerStreams
 
         hub_token.use()
         self._args = args
@@ -74,7 +67,35 @@ class Router(GrpcIngress):
         tokenizer = await asyncio.to_thread(load_tokenizer, bundled.resolve(args.target_source))
         grammars = make_compiler(tokenizer, target_info)
         grammars.start_loading()
-        self._loop = RoundLoop(
+        self._loop = self._make_loop(target_group, target_info, pool, grammars)
+        self._service = await self._make_service(
+            tokenizer,
+            target_info,
+            draft_info,
+            self._watch(target_group),
+            grammars,
+            await self._read_keys(key_digests),
+        )
+        self._rpcs = Rpcs(self._service, max_request_bytes=args.max_request_bytes)
+
+    def _make_loop(
+        self,
+        target_group: DeploymentHandle[Any],
+        target_info: WorkerInfo,
+        pool: "PooledDrafter | None",
+        grammars: "GrammarCompiler",
+    ) -> "RoundLoop":
+        from deployments.metrics import RouterMetrics
+        from deployments.router.drafting.chain import make_drafters
+        from deployments.router.drafting.overlap import make_overlap
+        from deployments.router.loop import LoopOptions, RoundLoop
+        from deployments.router.speculation import Policies
+        from deployments.transport.directory import ServeDirectory
+        from deployments.transport.messages import VERIFY
+        from deployments.transport.worker_streams import WorkerStreams
+
+        args = self._args
+        return RoundLoop(
             targets=WorkerStreams(
                 ServeDirectory(target_group), VERIFY, on_new_steps=self._ask_for_steps
             ),
@@ -92,15 +113,6 @@ class Router(GrpcIngress):
             ),
             clock=time.monotonic,
         )
-        self._service = await self._make_service(
-            tokenizer,
-            target_info,
-            draft_info,
-            self._watch(target_group),
-            grammars,
-            await self._read_keys(key_digests),
-        )
-        self._rpcs = Rpcs(self._service, max_request_bytes=args.max_request_bytes)
 
     async def _make_pool(
         self, draft_pool: DeploymentHandle[Any] | None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -27,7 +28,7 @@ class AppOptions:
     draft: str = option(bundled.DRAFT_NAME, "a folder or an id")
     dtype: str = option("float32", "lower ones may differ at near ties")
     output: Path = option(Path("docs/results"), "folder for the results", type=Path)
-    work: Path = option(Path("bench-results"), "folder for log and keys", type=Path)
+    work: Path = option(Path("bench-results"), "folder for the log", type=Path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +46,20 @@ def loaded_app(
     """An app with such keys, each of which has at least a name, and with further options."""
     from tandem.live.server import live_server  # needs Ray, which other commands do without
 
-    options.work.mkdir(parents=True, exist_ok=True)
-    key_file = options.work / "load-keys.yaml"
     entries = [{**key, "key": f"sk-{secrets.token_hex(16)}"} for key in keys]
-    key_file.write_text(yaml.safe_dump({"keys": entries}))
-    values = {
-        "target": options.target,
-        "draft": options.draft,
-        "dtype": options.dtype,
-        "served_model_name": MODEL_NAME,
-        "api_keys_file": str(key_file.absolute()),
-        **{name: str(value) for name, value in app_options.items()},
-    }
-    with live_server(values, options.work / "load.log") as server:
-        endpoints = {
-            entry["name"]: replace(server.endpoint, api_key=entry["key"]) for entry in entries
+    with TemporaryDirectory() as folder:
+        key_file = Path(folder) / "keys.yaml"
+        key_file.write_text(yaml.safe_dump({"keys": entries}))
+        values = {
+            "target": options.target,
+            "draft": options.draft,
+            "dtype": options.dtype,
+            "served_model_name": MODEL_NAME,
+            "api_keys_file": str(key_file),
+            **{name: str(value) for name, value in app_options.items()},
         }
-        yield LoadedApp(server=server, endpoints=endpoints)
+        with live_server(values, options.work / "load.log") as server:
+            endpoints = {
+                entry["name"]: replace(server.endpoint, api_key=entry["key"]) for entry in entries
+            }
+            yield LoadedApp(server=server, endpoints=endpoints)

@@ -1,9 +1,11 @@
 """Signals as one exception."""
 
 import signal
+from typing import Any
 
 import pytest
 
+from tandem.__main__ import main
 from tandem.signals import Stopped, stopped_by_signals
 
 
@@ -23,3 +25,23 @@ def test_what_rays_own_handlers_raise_is_the_same(error: BaseException, status: 
     with pytest.raises(Stopped) as caught, stopped_by_signals():
         raise error
     assert caught.value.status == status
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_ends_what_it_has_started(
+    number: signal.Signals, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    def add_plan(commands: Any) -> None:
+        def run(_: object) -> None:
+            try:
+                signal.raise_signal(number)
+            finally:
+                ended.append("the app")
+
+        commands.add_parser("plan").set_defaults(run=run)
+
+    monkeypatch.setattr("tandem.commands.add_plan", add_plan)
+    assert main(["plan"]) == status
+    assert ended == ["the app"]
