@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from cluster import bundled
 from cluster.found_model import FoundModel
 from cluster.plan.text import size
-from deployments.args import AppArgs
+from deployments.args import AppArgs, environment_keys
 from deployments.exposure import is_loopback
 from deployments.preflight import Preflight
 from workers.types import WorkerInfo
@@ -59,8 +59,10 @@ def ready(args: AppArgs, target: WorkerInfo, start_s: float) -> Iterator[str]:
     yield f"  KV cache  {num_tokens:,} tokens of all requests{_of_each(args)}"
     grpc_address = f"{_reachable(args.grpc_host)}:{args.grpc_port}"
     yield f"  gRPC      {grpc_address}{tls}{_of_whom(args.grpc_host)}"
+    has_keys = args.api_keys_file is not None or bool(environment_keys())
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if has_keys else ""
     yield (
-        f"  try       curl {url}/completions -H 'Content-Type: application/json' "
+        f"  try       curl {url}/completions {key}-H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
     yield "  Ctrl-C ends it"

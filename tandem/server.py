@@ -84,8 +84,13 @@ class Server:
             return True
 
     def _ask(self, deployment: str, method: str) -> Any:
-        handle = ray_serve.get_deployment_handle(deployment, APP)
-        return getattr(handle, method).remote().result(timeout_s=CALL_TIMEOUT_S)
+        handle = getattr(ray_serve.get_deployment_handle(deployment, APP), method)
+        try:
+            return handle.remote().result(timeout_s=CALL_TIMEOUT_S)
+        finally:
+            # where Serve scales the replicas, a thread of the handle would tell it of calls, and
+            # start another Ray to do so once this one has ended
+            handle.shutdown()
 
     def is_alive(self) -> bool:
         """Whether the Ray that this process has started still runs."""

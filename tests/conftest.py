@@ -19,6 +19,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Triton, where it is installed, runs its kernels on CPU tensors then.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Handles of Serve go on for a moment when their Ray has ended, and would start another one.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # The default differs between ray.init and ray start, and writes a token to the home directory.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

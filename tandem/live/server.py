@@ -98,7 +98,7 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
         # as Ray does by itself for the address "auto" alone
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
         ray.init(
-            address=_ray_address(process.pid),
+            address=ray_address(process.pid),
             namespace="serve",
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -112,7 +112,7 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
         process.wait(timeout=60)
 
 
-def _ray_address(pid: int) -> str:
+def ray_address(pid: int) -> str:
     """Where the Ray listens that a process has started: others may run on the machine.
 
     "auto" where it has started none, as on a cluster.

@@ -1,10 +1,9 @@
-"""One Ray, one Serve, and the bundled pair served in fp32, for all tests of this folder.
+"""One `tandem serve` of the bundled pair in fp32, for all tests of this folder.
 
-They end with its last test: even at rest they take a quarter of two cores.
+It ends with their last one: even at rest it takes a quarter of two cores.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,16 +21,16 @@ from ray import serve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster import bundled
-from deployments import AppArgs, app, build
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, Speculation
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tandem.demo.corpus import Corpus, held_out_prompts
 from tandem.live.server import free_port
+from tests.integration.tandem_serve import TandemServe, tandem_serve
 from workers.model import load_model
 from workers.target import Target
 from workers.types import SamplingParams, VerifyRequest
 
-APP = "tandem"
+APP = "default"
 MODEL = "tandem-demo"
 KEY = "sk-of-alice-0123456789"
 """The key that all tests send."""
@@ -47,10 +46,8 @@ keys:
 """A key file."""
 NUM_TOKENS = 48
 """The number of tokens of each completion."""
-METRICS_REPORT_MS = 500
-"""How late a metric may be; Ray's default is 10 s."""
-CONTROL_LOOP_S = 0.3
-"""How often Serve's controller looks around; its default of 0.1 s takes 7 % of a core."""
+OPTIONS = {"dtype": "float32", "target_num_threads": 1, "overlap": "on"}
+"""The options of all apps."""
 
 
 @dataclass(frozen=True)
@@ -95,69 +92,46 @@ class Served:
 
 
 @pytest.fixture(scope="package")
-def ports() -> Iterator[Served]:
-    served = Served(http_port=free_port(), grpc_port=free_port(), metrics_port=free_port())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", str(CONTROL_LOOP_S))
-        start_ray(served)
-    yield served
-    serve.shutdown()
-    ray.shutdown()
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    path.write_text(KEYS)
+    return path
 
 
-def start_ray(served: Served) -> None:
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=200 * 1024**2,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _metrics_export_port=served.metrics_port,
-        # of the usual priority, as are the tests that run meanwhile in the other process
-        _system_config={"metrics_report_interval_ms": METRICS_REPORT_MS, "worker_niceness": 0},
-        namespace="serve",
+@pytest.fixture(scope="package")
+def server(key_file: Path) -> Iterator[TandemServe]:
+    options = {
+        **OPTIONS,
+        "http_port": free_port(),
+        "grpc_port": free_port(),
+        "api_keys_file": key_file,
+    }
+    with tandem_serve(options, key_file.with_name("output")) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def served(server: TandemServe) -> Served:
+    """The app that it has started, once its forwards are compiled: those of the models themselves
+    are tested with the workers."""
+    wait_until_compiled()
+    (node,) = ray.nodes()
+    return Served(
+        http_port=int(server.options["http_port"]),
+        grpc_port=int(server.options["grpc_port"]),
+        metrics_port=node["MetricsExportPort"],
     )
 
 
-Deploy = Callable[..., Served]
-
-
-def wait_until_compiled(served: Served, args: AppArgs) -> None:
-    """The tests are of the compiled forwards; the models' own are tested with the workers."""
-    deployments = ["TargetGroup"] if args.draft_model is None else ["TargetGroup", "DraftPool"]
-
+def wait_until_compiled() -> None:
     def wait() -> None:
-        for deployment in deployments:
-            while served.handle(deployment).status.remote().result().is_compiling:
+        for deployment in ("TargetGroup", "DraftPool"):
+            handle = serve.get_deployment_handle(deployment, APP)
+            while handle.status.remote().result().is_compiling:
                 time.sleep(0.2)
 
     with ThreadPoolExecutor() as threads:  # not on the event loop that a test may run on
         threads.submit(wait).result()
-
-
-@pytest.fixture(scope="package")
-def deploy(ports: Served) -> Deploy:
-    """Run the app with options, in place of the one that runs."""
-    running: list[AppArgs] = []
-
-    def run(**options: Any) -> Served:
-        args = AppArgs(
-            http_port=ports.http_port,
-            grpc_port=ports.grpc_port,
-            allow_unauthenticated_cluster=True,  # tests run without a token
-            **{"dtype": "float32", "target_num_threads": 1, "overlap": "on", **options},
-        )
-        if running and running[-1] == args:
-            return ports
-        application = build(args) if running else app(args)
-        if running:
-            serve.delete(APP)
-        serve.run(application, name=APP)
-        wait_until_compiled(ports, args)
-        running.append(args)
-        return ports
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -166,8 +140,8 @@ def prompts() -> list[str]:
 
 
 @pytest.fixture
-def http(ports: Served) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=ports.url, headers=HEADERS, timeout=120) as client:
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, headers=HEADERS, timeout=120) as client:
         yield client
 
 
@@ -272,15 +246,3 @@ async def served_texts(served: Served, prompts: list[str], *, concurrency: int) 
                 return completion.choices[0].text
 
         return await asyncio.gather(*[run(prompt) for prompt in prompts])
-
-
-@pytest.fixture(scope="package")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("keys") / "keys.yaml"
-    path.write_text(KEYS)
-    return path
-
-
-@pytest.fixture
-def served(deploy: Deploy, key_file: Path) -> Served:
-    return deploy(api_keys_file=str(key_file))

@@ -12,7 +12,7 @@ from tests.integration.conftest import HEADERS, Served, request
 NUM_REQUESTS = 24
 NUM_TOKENS = 16
 CHAIN = "prompt_lookup,suffix,model,early_exit"
-OPTIONS: dict[str, Any] = {"drafter": CHAIN, "early_exit_layer": 2}
+DRAFTERS: dict[str, Any] = {"drafter": CHAIN, "early_exit_layer": 2}
 """The options of an app that serves these requests."""
 SPECULATIONS: tuple[dict[str, Any], ...] = (
     {},

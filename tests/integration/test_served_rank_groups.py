@@ -1,18 +1,18 @@
 """Targets of several ranks, as many as the load asks for, and several routers: the same texts.
 
-By its name it runs last: it starts more processes than any other, which would compete with the
-tests of the other pytest process.
+The app takes the place of the other one. By its name it runs last of those that use one: it starts
+more processes than any other, which would compete with the tests of the other pytest process.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray import serve
 
 from cluster.replica_range import ReplicaRange
-from deployments import autoscaling
+from deployments import AppArgs, autoscaling, build
 from deployments.replicas.worker_replica import WorkerStatus
 from tandem.chaos.events import Blow, Event, Victim
 from tandem.chaos.run import ChaosOptions, run_chaos
@@ -22,20 +22,21 @@ from tests.integration.conftest import (
     APP,
     MODEL,
     NUM_TOKENS,
-    Deploy,
+    OPTIONS,
     Served,
     served_texts,
     served_tokens,
 )
-from tests.integration.mixed import OPTIONS, check_that_drafts_change_nothing
+from tests.integration.mixed import DRAFTERS, check_that_drafts_change_nothing
 from workers.cache_size import GIB
 
 CACHE_LEN = 352
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
 TOKEN_BYTES = 2048
 """The bytes of a token in a rank's share of the bundled target's cache, in fp32."""
-UP_TO_TWO = {
+UP_TO_TWO: dict[str, Any] = {
     **OPTIONS,
+    **DRAFTERS,
     "tensor_parallel_size": 2,
     "num_target_groups": "1:2",
     "num_router_replicas": 2,
@@ -57,24 +58,22 @@ IMPATIENT = {
 """Serve's defaults would have a test wait for a minute."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _soon() -> Iterator[None]:
-    scaling_options = autoscaling.scaling_options
+def impatient_options(replicas: ReplicaRange) -> dict[str, Any]:
+    options = autoscaling.scaling_options(replicas)
+    if "autoscaling_config" in options:
+        options["autoscaling_config"] |= IMPATIENT
+    return options
 
-    def impatient(replicas: ReplicaRange) -> dict[str, Any]:
-        options = scaling_options(replicas)
-        if "autoscaling_config" in options:
-            options["autoscaling_config"] |= IMPATIENT
-        return options
 
+@pytest.fixture(scope="module")
+def served(served: Served) -> Served:
+    args = AppArgs(http_port=served.http_port, grpc_port=served.grpc_port, **UP_TO_TWO)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deployments.builder.scaling_options", impatient)
-        yield
-
-
-@pytest.fixture
-def served(deploy: Deploy) -> Served:
-    return deploy(**UP_TO_TWO)
+        patch.setattr("deployments.builder.scaling_options", impatient_options)
+        application = build(args)
+    serve.delete(APP)
+    serve.run(application, name=APP)
+    return served
 
 
 async def statuses(served: Served) -> list[WorkerStatus]:
@@ -132,7 +131,7 @@ async def test_killed_processes_change_no_text(served: Served, prompts: list[str
         Load(prompts=prompts[:4], max_tokens=NUM_TOKENS, temperature=0.8),
         Victims(APP),
         ChaosOptions(
-            num_requests=8, num_events=len(kinds), mean_pause_s=1, concurrency=4, kinds=kinds
+            num_requests=8, num_events=len(kinds), mean_pause_s=1, concurrency=2, kinds=kinds
         ),
     )
     assert (report.lost, report.wrong, report.held) == ([], [], 0)

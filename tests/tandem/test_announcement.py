@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.found_model import FoundModel
-from deployments.args import AppArgs
+from deployments.args import KEYS_VARIABLE, AppArgs
 from deployments.preflight import Preflight
 from tandem.announcement import before_start, ready
 from workers.cache_size import GIB
@@ -37,6 +37,17 @@ def test_the_curl_line_is_a_command() -> None:
     command = shlex.split(line.partition("curl")[2])
     assert command[0] == "http://127.0.0.1:8000/v1/completions"
     assert json.loads(command[-1])["model"] == "it's mine"
+    assert "Authorization" not in line
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_where_a_key_is_asked_for_the_curl_line_sends_one(
+    is_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_file:
+        monkeypatch.setenv(KEYS_VARIABLE, "sk-of-alice-0123456789")
+    said = lines(api_keys_file="keys.yaml") if is_file else lines()
+    assert " -H 'Authorization: Bearer YOUR_KEY' " in said
 
 
 @pytest.mark.parametrize(

@@ -58,16 +58,29 @@ class Question:
             self.num_prefill_tokens == other.num_prefill_tokens
             and len(self.candidates) == len(other.candidates)
             and all(
-                own == its
-                or (
-                    gamma <= own.max_gamma < its.max_gamma
-                    and replace(own, max_gamma=its.max_gamma) == its
-                )
+                own == its or (gamma <= own.max_gamma and _has_less_room(own, its))
                 for own, its, gamma in zip(
                     self.candidates, other.candidates, plan.gammas, strict=True
                 )
             )
         )
+
+    def is_near(self, other: "Question") -> bool:
+        """Whether nothing is new but that sequences have come or gone, some of the others have less
+        room for drafts, or there are more or fewer tokens of prompts."""
+        before = {candidate.seq_id: candidate for candidate in other.candidates}
+        both = [(own, before[own.seq_id]) for own in self.candidates if own.seq_id in before]
+        has_prompts, had_prompts = self.num_prefill_tokens > 0, other.num_prefill_tokens > 0
+        return (
+            has_prompts == had_prompts
+            and len(both) > 0
+            and all(own == its or _has_less_room(own, its) for own, its in both)
+        )
+
+
+def _has_less_room(own: Candidate, its: Candidate) -> bool:
+    """Whether that is all in which the first differs."""
+    return own.max_gamma < its.max_gamma and replace(own, max_gamma=its.max_gamma) == its
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +94,8 @@ class DynamicGamma:
     """A controller that learns from what it is told of the rounds.
 
     A plan serves rounds that are alike for some time. The next one is made when a round is
-    observed, while the workers are busy, and not when they wait for it.
+    observed, while the workers are busy, and not when they wait for it. Nor do they wait where
+    drafts did not pay and a sequence has come or gone: that round has none.
     """
 
     def __init__(
@@ -104,6 +118,8 @@ class DynamicGamma:
         """Seconds of rounds since it was made."""
         self._is_alike = False
         """Whether the plan at hand was made before the last question and served it."""
+        self._is_overdue = False
+        """Whether the last question was answered by a plan for others."""
 
     def use_steps(
         self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
@@ -121,6 +137,9 @@ class DynamicGamma:
             self._is_idle = not plan.pays
         if num_prefill_tokens == 0 or not (plan.pays or self._is_drafting):
             is_try = self._exploration.begins(plan)
+        if is_try and self._is_overdue:
+            plan = self._renew(question)
+            is_try = not plan.pays
         self._is_drafting = plan.pays != is_try
         if not self._is_drafting:
             return _plainly(len(candidates), Reason.EXPLORE if is_try else Reason.NOT_WORTH)
@@ -148,14 +167,24 @@ class DynamicGamma:
         self._latency.observe(observed)
         self._exploration.observe(observed)
         self._plan_age_s += observed.round_s
-        if self._question is not None and self._is_alike and self._plan_age_s > PLAN_EVERY_S:
+        is_old = self._is_alike and self._plan_age_s > PLAN_EVERY_S
+        if self._question is not None and (is_old or self._is_overdue):
             self._renew(self._question)
 
     def _plan_for(self, question: Question) -> Plan:
-        """The plan at hand if it serves, or else one that is made now."""
+        """The plan at hand if it serves, or says, for one round, that no drafts pay; or else one
+        that is made now."""
         self._question = question
         self._is_alike = self._plan is not None and question.is_like(*self._plan)
-        return self._plan[1] if self._plan is not None and self._is_alike else self._renew(question)
+        if self._plan is None:
+            return self._renew(question)
+        asked, plan = self._plan
+        if self._is_alike:
+            return plan
+        if plan.pays or self._is_overdue or not question.is_near(asked):
+            return self._renew(question)
+        self._is_overdue = True
+        return plan
 
     def _renew(self, question: Question) -> Plan:
         """Make a plan, by what is known now."""
@@ -170,7 +199,7 @@ class DynamicGamma:
             self._latency,
             self._prompts(question.num_prefill_tokens),
         )
-        self._plan, self._plan_age_s = (question, plan), 0.0
+        self._plan, self._plan_age_s, self._is_overdue = (question, plan), 0.0, False
         return plan
 
     def forget(self, seq_id: str) -> None:

@@ -1,12 +1,14 @@
 """When the dynamic controller makes its plans, and which rounds they serve."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deployments.router.policy import controller as controller_module
 from deployments.router.policy.controller import PLAN_EVERY_S, DynamicGamma, Question
+from deployments.router.policy.exploration import FREE_TRIES
 from deployments.router.policy.gamma import Candidate, Maker, ObservedRound, Reason
 from deployments.router.policy.planner import Plan, best_plan
 from tests.deployments.router.policy.machines import CPU, simulate
@@ -49,11 +51,20 @@ class Asked:
         self.plans: list[str] = []
         self.controller = CPU.controller()
         self._doing = ""
+        self._more_s = 0.0
         monkeypatch.setattr(controller_module, "best_plan", self._best_plan)
 
     def _best_plan(self, *args: Any) -> Plan:
         self.plans.append(self._doing)
-        return best_plan(*args)
+        plan = best_plan(*args)
+        return replace(plan, time_s=plan.time_s + self._more_s)
+
+    def make_drafts_dear(self) -> None:
+        """From now on none pay; the tries that cost nothing are over."""
+        self._more_s = 1.0
+        for _ in range(2 * FREE_TRIES):
+            self.round(candidates("ab"), seconds=PLAN_EVERY_S / 100)
+        self.plans.clear()
 
     def round(self, candidates: Sequence[Candidate], *, seconds: float) -> list[int]:
         """The draft lengths of a round that takes so long, of which the controller is told."""
@@ -108,6 +119,36 @@ def test_more_drafts_in_hand_are_a_new_question(asked: Asked) -> None:
     lengths += [found(6)[0] for _ in range(3)]
     assert max(lengths[:3]) == 2
     assert max(lengths[3:]) == 6
+
+
+def test_without_drafts_nothing_waits_when_sequences_come_and_go(asked: Asked) -> None:
+    asked.make_drafts_dear()
+    for names in ("abc", "abc", "bc", "bc"):
+        assert not any(asked.round(candidates(names), seconds=PLAN_EVERY_S / 100))
+    assert asked.plans == ["observe abc", "observe bc"]
+
+
+def test_that_goes_for_one_round_only(asked: Asked) -> None:
+    """Should a round have failed, the controller is not told of it."""
+    asked.make_drafts_dear()
+    for names in ("abc", "abcd"):
+        asked.controller.choose(candidates(names), num_prefill_tokens=0)
+    assert len(asked.plans) == 1
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        candidates("cd"),
+        [Candidate(seq_id="a", max_gamma=2, source="prompt_lookup", maker=Maker.NOBODY)],
+        candidates("ab", max_gamma=9),
+    ],
+    ids=["other sequences", "drafts in hand", "more room"],
+)
+def test_what_may_be_worth_drafts_is_planned_for(asked: Asked, others: list[Candidate]) -> None:
+    asked.make_drafts_dear()
+    asked.round(others, seconds=PLAN_EVERY_S / 100)
+    assert [plan.split()[0] for plan in asked.plans] == ["choose"]
 
 
 def plain_round(num_sequences: int, *, seconds: float) -> ObservedRound:
