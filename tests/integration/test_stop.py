@@ -14,8 +14,7 @@ def test_a_signal_ends_it_and_all_that_it_has_started(server: TandemServe) -> No
     assert len(family) > 5
     said = server.stop()
     assert server.process.returncode == 128 + signal.SIGTERM
-    # a crowded machine may have made Ray complain meanwhile
-    assert said[-1] == "stopping"
+    assert "stopping" in said  # Ray may complain meanwhile, of workers that tests have killed
     assert not [line for line in said if "infinite retries" in line]
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert alive == []
