@@ -80,8 +80,9 @@ class Speculation:
         self._chain = DrafterChain(drafters)
         self.drafters = tuple(drafter.source for drafter in drafters)
         """The names of the drafters."""
-        self._last_gamma = 0
-        """The longest draft that was wanted in the last round."""
+        self._last_gamma: int | None = None
+        """The longest draft that was wanted in the last round that could have had one; None before
+        the first."""
 
     async def draft(
         self, sequences: Sequence[LiveSequence], *, num_prefill_tokens: int
@@ -99,10 +100,13 @@ class Speculation:
         self, sequences: Sequence[LiveSequence], *, num_prefill_tokens: int
     ) -> Speculated:
         turns = [self._turn_of(sequence) for sequence in sequences]
+        if self._last_gamma is not None and all(map(_is_unread, turns)):
+            return self._begin(turns, self._last_gamma)
         decision = self.gamma.choose(
             [_candidate(turn) for turn in turns], num_prefill_tokens=num_prefill_tokens
         )
-        self._last_gamma = max(decision.gammas, default=0)
+        if any(turn.max_tokens for turn in turns):
+            self._last_gamma = max(decision.gammas)
         in_hand, requests, ahead = self._take_turns(turns, decision)
         if not in_hand and not requests:
             return Speculated(reason=decision.reason, drafts={}, ahead=ahead, decision=decision)
@@ -131,6 +135,17 @@ class Speculation:
             compute_s=proposed.compute_s,
         )
 
+    def _begin(self, turns: Sequence[Turn], last_gamma: int) -> Speculated:
+        """The first round of sequences that nobody can draft for yet; drafters read them meanwhile
+        if the last round wanted drafts.
+
+        A plan for a new sequence alone would say little: it is going to share rounds with others.
+        """
+        if last_gamma:
+            for turn in turns:
+                self._chain.catch_up(turn)
+        return Speculated(reason=Reason.FIRST, drafts={})
+
     def prefetch(self, speculated: Speculated) -> bool:
         """Let drafters go on while these drafts are verified, if that pays; returns whether they
         do."""
@@ -147,14 +162,14 @@ class Speculation:
         """Let drafters begin with sequences that wait for a target that is busy, if that pays."""
         with _no_drafts_instead():
             if self._chain.remote and self._last_gamma and self._policies.overlap.choose():
-                self._prefetch_waiting(waiting)
+                self._prefetch_waiting(waiting, self._last_gamma)
 
-    def _prefetch_waiting(self, waiting: Sequence[LiveSequence]) -> None:
+    def _prefetch_waiting(self, waiting: Sequence[LiveSequence], last_gamma: int) -> None:
         requests: dict[PrefetchingDrafter, list[PrefetchRequest]] = {}
         for turn in map(self._turn_of, waiting):
             self._chain.catch_up(turn)
             if turn.remote is not None and turn.sequence not in turn.remote:
-                gamma = min(self._last_gamma, turn.max_tokens)
+                gamma = min(last_gamma, turn.max_tokens)
                 # the next token is drafted too, though there is no verification before it
                 request = PrefetchRequest(sequence=turn.sequence, gamma=gamma - 1)
                 requests.setdefault(turn.remote, []).append(request)
@@ -266,6 +281,12 @@ def _no_drafts_instead() -> Iterator[None]:
         yield
     except Exception:
         logger.exception("the draft side has failed; the round goes on without drafts")
+
+
+def _is_unread(turn: Turn) -> bool:
+    """Whether neither the target nor any drafter has read the sequence."""
+    is_drafted = turn.in_hand.tokens or turn.remote is not None or turn.is_ahead
+    return turn.sequence.target.cached_len == 0 and not is_drafted
 
 
 def _maker_of(turn: Turn) -> Maker:

@@ -91,6 +91,8 @@ class Reason(StrEnum):
     """The most tokens per second are expected of it."""
     NOT_WORTH = "not_worth"
     """Drafts would cost more than they bring."""
+    FIRST = "first"
+    """The first round of a sequence that nobody can draft for yet."""
     EXPLORE = "explore"
     """Drafts where they do not seem to pay, or none where they do, to see what that brings."""
     FAILED = "failed"
