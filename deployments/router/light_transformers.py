@@ -9,8 +9,6 @@ import sys
 from types import ModuleType
 from typing import cast
 
-TORCH = "torch"
-
 
 def import_without_torch() -> None:
     """Import transformers without its models, for as long as this process lives.
@@ -18,11 +16,11 @@ def import_without_torch() -> None:
     Does nothing where transformers or torch are imported already. Afterwards torch can be imported,
     as the code of a tokenizer may do that comes with a model.
     """
-    if sys.modules.keys() & {TORCH, "transformers"}:
+    if sys.modules.keys() & {"torch", "transformers"}:
         return
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     logger = logging.getLogger("transformers")
-    modules[TORCH] = None  # Python's own way to say that there is no such module
+    modules["torch"] = None  # Python's own way to say that there is no such module
     logger.addFilter(_nothing)  # it warns that there are no models
     try:
         import transformers
@@ -31,7 +29,7 @@ def import_without_torch() -> None:
         assert not transformers.is_torch_available()
     finally:
         logger.removeFilter(_nothing)
-        del modules[TORCH]
+        del modules["torch"]
 
 
 def _nothing(_: logging.LogRecord) -> bool:

@@ -103,7 +103,7 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-        _wait_until_compiled()
+        wait_until_compiled()
         endpoint = Endpoint(url=url, model=options["served_model_name"])
         yield LiveServer(endpoint, _metrics_urls(), grpc_port=grpc_port, pid=process.pid)
     finally:
@@ -133,7 +133,7 @@ def _metrics_urls() -> list[str]:
     ]
 
 
-def _wait_until_compiled() -> None:
+def wait_until_compiled() -> None:
     """Wait until forwards are compiled: until then steps are slower."""
     deployed = serve.status().applications["default"].deployments
     for deployment in ("TargetGroup", "DraftPool"):

@@ -115,7 +115,7 @@ class Texts:
     """What was written, and who drafted."""
 
     token_ids: list[list[int]]
-    """Those of each completion."""
+    """The token ids of each completion, in the order of `all_params`."""
     sources: set[str]
     """The drafters of which some draft was tested."""
 

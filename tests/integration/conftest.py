@@ -24,7 +24,7 @@ from cluster import bundled
 from deployments.api.tandem_pb2 import GenerateChunk, GenerateRequest, Speculation
 from deployments.api.tandem_pb2_grpc import GenerationStub
 from tandem.demo.corpus import Corpus, held_out_prompts
-from tandem.live.server import free_port
+from tandem.live.server import free_port, wait_until_compiled
 from tests.integration.tandem_serve import TandemServe, tandem_serve
 from workers.model import load_model
 from workers.target import Target
@@ -114,24 +114,14 @@ def server(key_file: Path) -> Iterator[TandemServe]:
 def served(server: TandemServe) -> Served:
     """The app that it has started, once its forwards are compiled: those of the models themselves
     are tested with the workers."""
-    wait_until_compiled()
+    with ThreadPoolExecutor() as threads:  # not on the event loop that a test may run on
+        threads.submit(wait_until_compiled).result()
     (node,) = ray.nodes()
     return Served(
         http_port=int(server.options["http_port"]),
         grpc_port=int(server.options["grpc_port"]),
         metrics_port=node["MetricsExportPort"],
     )
-
-
-def wait_until_compiled() -> None:
-    def wait() -> None:
-        for deployment in ("TargetGroup", "DraftPool"):
-            handle = serve.get_deployment_handle(deployment, APP)
-            while handle.status.remote().result().is_compiling:
-                time.sleep(0.2)
-
-    with ThreadPoolExecutor() as threads:  # not on the event loop that a test may run on
-        threads.submit(wait).result()
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def tandem_serve(options: Mapping[str, Any], output: Path) -> Iterator[TandemSer
     server = TandemServe(options, output, token=token)
     try:
         server.wait_until_ready()
-        with pytest.MonkeyPatch.context() as patch, _token_of_ray(token, patch):
+        with _token_of_ray(token):
             ray.init(
                 address=ray_address(server.process.pid),
                 namespace="serve",
@@ -101,15 +101,16 @@ def tandem_serve(options: Mapping[str, Any], output: Path) -> Iterator[TandemSer
 
 
 @contextmanager
-def _token_of_ray(token: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+def _token_of_ray(token: str) -> Iterator[None]:
     """Let this process's Ray send a token; elsewhere in the tests it has none."""
-    mode = os.environ["RAY_AUTH_MODE"]
-    patch.setenv("RAY_AUTH_MODE", "token")
-    patch.setenv("RAY_AUTH_TOKEN", token)
-    _read_environment()
-    yield
-    patch.setenv("RAY_AUTH_MODE", mode)
-    _read_environment()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_AUTH_MODE", "token")
+            patch.setenv("RAY_AUTH_TOKEN", token)
+            _read_environment()
+            yield
+    finally:
+        _read_environment()
 
 
 def _read_environment() -> None:

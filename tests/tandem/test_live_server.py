@@ -31,5 +31,5 @@ def test_it_waits_for_the_forwards_of_what_is_deployed(monkeypatch: pytest.Monke
     )
     monkeypatch.setattr(server, "serve", fake)
     monkeypatch.setattr(server, "POLL_S", 0.0)
-    server._wait_until_compiled()
+    server.wait_until_compiled()
     assert len(asked) == len(answers)

@@ -79,7 +79,7 @@ class Question:
 
 
 def _has_less_room(own: Candidate, its: Candidate) -> bool:
-    """Whether that is all in which the first differs."""
+    """Whether the first differs from the second in less room for drafts, and in nothing else."""
     return own.max_gamma < its.max_gamma and replace(own, max_gamma=its.max_gamma) == its
 
 
@@ -174,11 +174,11 @@ class DynamicGamma:
     def _plan_for(self, question: Question) -> Plan:
         """The plan at hand if it serves, or says, for one round, that no drafts pay; or else one
         that is made now."""
-        self._question = question
-        self._is_alike = self._plan is not None and question.is_like(*self._plan)
+        self._question, self._is_alike = question, False
         if self._plan is None:
             return self._renew(question)
         asked, plan = self._plan
+        self._is_alike = question.is_like(asked, plan)
         if self._is_alike:
             return plan
         if plan.pays or self._is_overdue or not question.is_near(asked):

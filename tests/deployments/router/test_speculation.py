@@ -1,4 +1,4 @@
-"""Who drafts for sequences that have only begun."""
+"""The first round of a sequence: whether drafters read its prompt meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
