@@ -17,6 +17,7 @@ from ray import serve
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
+from ray.serve.context import _get_global_client
 
 from tandem.live.client import Endpoint, Load, LoadResult, run_closed
 from tandem.live.counters import REPORT_MS, Counters, read_counters
@@ -95,24 +96,38 @@ def live_server(options: Mapping[str, str], log: Path) -> Iterator[LiveServer]:
     try:
         url = f"http://127.0.0.1:{http_port}"
         _wait_until_healthy(url, process, log)
-        # as Ray does by itself for the address "auto" alone
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        ray.init(
-            address=ray_address(process.pid),
-            namespace="serve",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        wait_until_compiled()
-        endpoint = Endpoint(url=url, model=options["served_model_name"])
-        yield LiveServer(endpoint, _metrics_urls(), grpc_port=grpc_port, pid=process.pid)
+        with joined_ray(process.pid):
+            wait_until_compiled()
+            endpoint = Endpoint(url=url, model=options["served_model_name"])
+            yield LiveServer(endpoint, _metrics_urls(), grpc_port=grpc_port, pid=process.pid)
     finally:
-        ray.shutdown()
         process.terminate()
         process.wait(timeout=60)
 
 
-def ray_address(pid: int) -> str:
+@contextmanager
+def joined_ray(pid: int) -> Iterator[None]:
+    """Have this process take part in the Ray that another one has started, until the block ends."""
+    # as Ray does by itself for the address "auto" alone
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    ray.init(
+        address=_ray_address(pid),
+        namespace="serve",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield
+    finally:
+        # Where Serve scales the replicas, a thread of each handle tells it of calls. Without Ray it
+        # would go on, and log a traceback each time.
+        client = _get_global_client(raise_if_no_controller_running=False)
+        for handle in [] if client is None else list(client.handle_cache.values()):
+            handle.shutdown()
+        ray.shutdown()
+
+
+def _ray_address(pid: int) -> str:
     """Where the Ray listens that a process has started: others may run on the machine.
 
     "auto" where it has started none, as on a cluster.

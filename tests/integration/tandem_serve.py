@@ -1,7 +1,6 @@
 """`tandem serve` in a process of its own, as a person runs it, and its Ray, which tests join."""
 
 import json
-import logging
 import os
 import secrets
 import signal
@@ -15,10 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 from ray._raylet import AuthenticationTokenLoader, Config
 
-from tandem.live.server import ray_address
+from tandem.live.server import joined_ray
 
 LAST_LINE = "  Ctrl-C ends it"
 START_TIMEOUT_S = 300
@@ -87,15 +85,8 @@ def tandem_serve(options: Mapping[str, Any], output: Path) -> Iterator[TandemSer
     server = TandemServe(options, output, token=token)
     try:
         server.wait_until_ready()
-        with _token_of_ray(token):
-            ray.init(
-                address=ray_address(server.process.pid),
-                namespace="serve",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+        with _token_of_ray(token), joined_ray(server.process.pid):
             yield server
-            ray.shutdown()
     finally:
         server.stop()
 
