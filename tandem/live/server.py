@@ -119,12 +119,19 @@ def joined_ray(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # Where Serve scales the replicas, a thread of each handle tells it of calls. Without Ray it
-        # would go on, and log a traceback each time.
-        client = _get_global_client(raise_if_no_controller_running=False)
-        for handle in [] if client is None else list(client.handle_cache.values()):
-            handle.shutdown()
-        ray.shutdown()
+        leave_ray()
+
+
+def leave_ray() -> None:
+    """Have this process take no part in a Ray any more; a second call does nothing."""
+    if not ray.is_initialized():
+        return
+    # Where Serve scales the replicas, a thread of each handle tells it of calls. Without Ray it
+    # would go on, and log a traceback each time.
+    client = _get_global_client(raise_if_no_controller_running=False)
+    for handle in [] if client is None else list(client.handle_cache.values()):
+        handle.shutdown()
+    ray.shutdown()
 
 
 def _ray_address(pid: int) -> str:

@@ -3,13 +3,13 @@
 import signal
 
 import psutil
-import ray
 
+from tandem.live.server import leave_ray
 from tests.integration.tandem_serve import END_TIMEOUT_S, TandemServe
 
 
 def test_a_signal_ends_it_and_all_that_it_has_started(server: TandemServe) -> None:
-    ray.shutdown()  # which this process had joined
+    leave_ray()
     family = server.family()
     assert len(family) > 5
     said = server.stop()

@@ -42,7 +42,9 @@ def test_handles_end_before_ray_is_left(monkeypatch: pytest.MonkeyPatch) -> None
     handle = SimpleNamespace(shutdown=lambda: calls.append("handle ends"))
     client = SimpleNamespace(handle_cache={"key": handle})
     fake_ray = SimpleNamespace(
-        init=lambda **_: calls.append("joined"), shutdown=lambda: calls.append("left")
+        init=lambda **_: calls.append("joined"),
+        is_initialized=lambda: True,
+        shutdown=lambda: calls.append("left"),
     )
     monkeypatch.setattr(server, "ray", fake_ray)
     monkeypatch.setattr(server, "maybe_enable_token_auth_if_token_available", lambda **_: None)
