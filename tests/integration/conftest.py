@@ -44,7 +44,7 @@ keys:
 - {{name: carol, key: {RARE_KEY}, requests_per_second: 0.01}}
 """
 """A key file."""
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 """The number of tokens of each completion."""
 OPTIONS = {"dtype": "float32", "target_num_threads": 1, "overlap": "on"}
 """The options of all apps."""

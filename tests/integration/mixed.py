@@ -9,7 +9,7 @@ import httpx
 
 from tests.integration.conftest import HEADERS, Served, request
 
-NUM_REQUESTS = 24
+NUM_REQUESTS = 16
 NUM_TOKENS = 16
 CHAIN = "prompt_lookup,suffix,model,early_exit"
 DRAFTERS: dict[str, Any] = {"drafter": CHAIN, "early_exit_layer": 2}

@@ -21,15 +21,17 @@ from tandem.live.server import joined_ray
 LAST_LINE = "  Ctrl-C ends it"
 START_TIMEOUT_S = 300
 END_TIMEOUT_S = 60
-METRICS_REPORT_MS = 500
+METRICS_REPORT_MS = 1000
 """How late a metric may be; Ray's default is 10 s."""
-CONTROL_LOOP_S = 0.3
+CONTROL_LOOP_S = 0.5
 """How often Serve's controller looks around; its default of 0.1 s takes 7 % of a core."""
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_ENABLE_AUTO_CONNECT": "1",  # Ray's default
     "RAY_metrics_report_interval_ms": str(METRICS_REPORT_MS),
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": str(CONTROL_LOOP_S),
+    # no processes in store for tasks: replicas are started one by one
+    "RAY_prestart_worker_first_driver": "0",
     # of the usual priority, as are the tests that run meanwhile in the other process
     "RAY_worker_niceness": "0",
     # room for two groups of two ranks

@@ -37,7 +37,7 @@ class TestExactness:
 
     @pytest.mark.parametrize(
         ("gamma", "concurrency"),
-        [(0, 16), (1, 16), (8, 16), ("dynamic", 1), ("dynamic", 16), (4, 1), (4, 16)],
+        [(0, 16), (1, 16), (8, 16), ("dynamic", 16), (4, 1)],
     )
     async def test_sampled_tokens_equal_the_target_alone(
         self,
@@ -76,7 +76,7 @@ class TestExactness:
         for rule in ("rejection", "block"):
             bodies = [
                 {**asked, "seed": seed, "speculation": {"verification": rule}}
-                for seed in range(0, 7 * 64, 64)  # each completion has the next
+                for seed in range(0, 4 * 64, 64)  # each completion has the next
             ]
             completions = await answers(served, bodies)
             texts = [tuple(ids) for completion in completions for ids in token_ids(completion)]
@@ -207,7 +207,7 @@ async def test_the_counters_move_as_the_usage_says(
     async def settled() -> dict[str, float]:
         """Metrics arrive late, by one period of their report and one of the collector."""
         before, num_alike = read(), 0
-        while num_alike < 10:
+        while num_alike < 6:
             await asyncio.sleep(METRICS_REPORT_MS / 2000)
             now = read()
             before, num_alike = now, num_alike + 1 if now == before else 0

@@ -30,7 +30,7 @@ from tests.integration.conftest import (
 from tests.integration.mixed import DRAFTERS, check_that_drafts_change_nothing
 from workers.cache_size import GIB
 
-CACHE_LEN = 352
+CACHE_LEN = 336
 """Tokens that fit in a group's cache: the longest of the prompts' sequences, and a few more."""
 TOKEN_BYTES = 2048
 """The bytes of a token in a rank's share of the bundled target's cache, in fp32."""
