@@ -22,13 +22,16 @@ class TargetGroup(WorkerReplica[VerifyRequest, VerifyResult]):
     """Verifies for all routers, over streams; see `Target.verify` for the contract."""
 
     async def __init__(self, args: AppArgs, hub_token: HubToken) -> None:  # type: ignore[misc]
+        # before the imports, which take as long in the ranks
+        self._ranks = OtherRanks() if args.tensor_parallel_size > 1 else None
         from deployments.replicas.target_model import check_target, load_target, target_cache
         from workers.model import resolve_device
         from workers.target import Target
 
         hub_token.use()
         check_target(args)
-        self._ranks = OtherRanks(args, hub_token) if args.tensor_parallel_size > 1 else None
+        if self._ranks is not None:
+            self._ranks.load(args, hub_token)
         device_type = resolve_device(args.device).type
 
         def make_target() -> Target:

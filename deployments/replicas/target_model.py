@@ -12,7 +12,7 @@ from workers.paged_model import CacheOptions
 
 
 def check_target(args: AppArgs) -> None:
-    """Make sure that the ranks can share the target, before any of them is started.
+    """Make sure that the ranks can share the target, before any of them loads it.
 
     Raises: as check_tensor_parallel and load_config.
     """

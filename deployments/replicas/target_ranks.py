@@ -31,6 +31,10 @@ PING_TIMEOUT_S = 15.0
 class TargetRank:
     """A process with one shard of the target's weights and cache, which runs what rank 0 says."""
 
+    def __init__(self) -> None:
+        """Import torch and transformers, which takes seconds, while rank 0 does the same."""
+        import deployments.replicas.target_model  # noqa: F401
+
     def follow(self, args: AppArgs, hub_token: HubToken, point: "MeetingPoint", rank: int) -> None:
         """Never returns; raises when it or another rank is lost, or cannot be loaded."""
         from cluster.tensor_parallel import TensorParallelGroup
@@ -64,13 +68,8 @@ def _bundles_by_node(bundles: PlacementGroup) -> Sequence[int]:
 class OtherRanks:
     """Ranks 1 and up, as rank 0 sees them."""
 
-    def __init__(self, args: AppArgs, hub_token: HubToken) -> None:
-        """Start them; they wait for this process to `join`."""
-        from cluster.tensor_parallel import open_meeting_point
-
-        self._point, self._store = open_meeting_point(
-            ray.util.get_node_ip_address(), args.tensor_parallel_size
-        )
+    def __init__(self) -> None:
+        """Start their processes, one in each further bundle of the replica; returns at once."""
         bundles = ray.util.get_current_placement_group()
         assert bundles is not None, "the deployment of a group asks for bundles"
         self._actors = [
@@ -84,6 +83,14 @@ class OtherRanks:
             ).remote()
             for bundle in _bundles_by_node(bundles)[1:]
         ]
+
+    def load(self, args: AppArgs, hub_token: HubToken) -> None:
+        """Have them load their shards; then they wait for this process to `join`."""
+        from cluster.tensor_parallel import open_meeting_point
+
+        self._point, self._store = open_meeting_point(
+            ray.util.get_node_ip_address(), args.tensor_parallel_size
+        )
         self._following = [
             actor.follow.remote(args, hub_token, self._point, rank)
             for rank, actor in enumerate(self._actors, start=1)
