@@ -1,5 +1,6 @@
 """Set before anything else is imported: what a test run may use of the machine."""
 
+import gc
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from tests.covering import all_cases, covering_cases
 
 APP = "tests/integration/"
 
+# Python's default of 700 new objects has it look for garbage so often that this takes 5 % of a run.
+gc.set_threshold(20_000)
 # Two cores are shared by everything a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
