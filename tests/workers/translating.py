@@ -1,6 +1,7 @@
 """Draft models with another tokenizer: how their tests make and ask them."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from tests.tokenizers import TEXTS, wrapped
 from tests.workers.decoding import CACHE, GREEDY
@@ -15,7 +16,9 @@ PERMUTED = ("byte level", "letters")
 METHODS: tuple[HeterogeneousVocab, ...] = ("intersection", "retokenize")
 
 
+@cache
 def load(name: str) -> Model:
+    """A model, loaded once; nobody changes it."""
     return load_model(name, dtype="float32", device="cpu")
 
 
