@@ -101,17 +101,36 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(name, dtype="float32", device="cpu")
 
 
+ALIKE = ("qwen2", "phi3", "olmo2", "cohere", "granite", "starcoder2", "olmoe", "phimoe")
+"""Families whose layers are one list in one place as llama's and mixtral's, and of one kind."""
+
+
 class TestFirstLayers:
-    @pytest.mark.parametrize("family", [*SUPPORTED, *RARE, *WRAPPED])
+    @pytest.mark.parametrize(
+        "family", [name for name in (*SUPPORTED, *RARE, *WRAPPED) if name not in ALIKE]
+    )
     def test_they_are_a_model_of_so_many_layers(
         self,
         family: str,
         tiny_model: LoadModel,
         reference: Callable[[Model], PreTrainedModel],
     ) -> None:
-        """The logits are what transformers makes of the same weights with so few layers, for every
-        family."""
-        model = tiny_model(family)
+        self.check(tiny_model(family), reference, family)
+
+    def test_so_they_are_where_layers_are_alike(
+        self,
+        has_all_combinations: bool,
+        tiny_model: LoadModel,
+        reference: Callable[[Model], PreTrainedModel],
+    ) -> None:
+        """Of all families, or of one dense one and one of experts."""
+        for family in ALIKE if has_all_combinations else ("phi3", "olmoe"):
+            self.check(tiny_model(family), reference, family)
+
+    def check(
+        self, model: Model, reference: Callable[[Model], PreTrainedModel], family: str
+    ) -> None:
+        """The logits are what transformers makes of the same weights with so few layers."""
         shallow_config = make_config(family)
         text_config: Any = shallow_config.get_text_config()
         text_config.num_hidden_layers = num_layers = text_config.num_hidden_layers - 1

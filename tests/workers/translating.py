@@ -14,6 +14,7 @@ from workers.vocabulary import compare_vocabularies
 
 PERMUTED = ("byte level", "letters")
 METHODS: tuple[HeterogeneousVocab, ...] = ("intersection", "retokenize")
+compare = cache(compare_vocabularies)
 
 
 @cache
@@ -32,7 +33,7 @@ def drafter_of(
     model: Model | None = None,
 ) -> TranslatedDrafter:
     """A new drafter, of a draft model that may be loaded already."""
-    vocabulary = compare_vocabularies(names[target], names[draft], method)
+    vocabulary = compare(names[target], names[draft], method)
     drafter = make_drafter(
         model or load(names[draft]),
         vocabulary,
