@@ -13,7 +13,8 @@ PROPERTIES := $(addprefix tests/,deployments/router/test_loop_properties.py depl
 	deployments/router/drafting/test_context_tree.py workers/test_retokenized.py)
 COMBINATIONS := $(addprefix tests/deployments/,test_combinations.py router/test_loop_exactness.py router/test_grammars.py \
 	router/policy/test_gamma.py router/policy/test_gamma_beside_prompts.py router/drafting/test_chain.py) \
-	tests/cluster/test_model_size.py
+	$(addprefix tests/cluster/,test_model_size.py test_tensor_parallel.py) \
+	$(addprefix tests/workers/,test_first_layers.py test_quantizing.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test compat test-gpu gpu-report check format docs bench fuzz proto

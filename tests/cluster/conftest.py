@@ -30,15 +30,18 @@ LLAMA_1B = {
 
 
 @pytest.fixture(scope="module")
-def llamas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
-    """A target of 70B parameters and a draft of 1B, of which there are config.json only.
-
-    The share of a rank is computed once for all plans of a file, since that takes longest.
-    """
-    folder = tmp_path_factory.mktemp("llamas")
-    LlamaConfig(**LLAMA_70B).save_pretrained(folder / "70b")
-    LlamaConfig(**LLAMA_1B).save_pretrained(folder / "1b")
+def _sizes_once() -> Iterator[None]:
+    """The share of a rank is computed once for all plans of a file, since that takes longest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cluster.plan.planning.size_model", cache(size_model))
         patch.setattr("cluster.plan.planning.size_draft", cache(size_draft))
-        yield {"target": str(folder / "70b"), "draft": str(folder / "1b")}
+        yield
+
+
+@pytest.fixture(scope="module")
+def llamas(_sizes_once: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """A target of 70B parameters and a draft of 1B, of which there are config.json only."""
+    folder = tmp_path_factory.mktemp("llamas")
+    LlamaConfig(**LLAMA_70B).save_pretrained(folder / "70b")
+    LlamaConfig(**LLAMA_1B).save_pretrained(folder / "1b")
+    return {"target": str(folder / "70b"), "draft": str(folder / "1b")}

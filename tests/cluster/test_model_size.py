@@ -33,10 +33,12 @@ from workers.quantization import PACKAGES_OF, is_installed
 from workers.tensor_plans import add_plan, has_whole_experts
 
 WITHOUT_TP_PLAN = {"opt", "gpt_bigcode"}
+SHARED = sorted({*SUPPORTED} - WITHOUT_TP_PLAN)
+"""Families of which each rank's share is compared with what transformers gives it."""
 
 
-@pytest.mark.parametrize("family", SERVED)
-def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
+def check_size(family: str, tmp_path: Path) -> None:
+    """The size of a model that one rank has, against what is loaded."""
     model = load_model(save_model(tmp_path, family), dtype="bfloat16", device="cpu")
     for weights in tmp_path.glob("*.safetensors"):
         weights.unlink()  # config.json is enough
@@ -46,6 +48,17 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
     assert size.state_bytes == model.state_bytes
     assert size.max_position == model.max_position
     assert size.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("family", [family for family in SERVED if family not in SHARED])
+def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
+    check_size(family, tmp_path)
+
+
+def test_so_it_does_of_those_that_are_shared(has_all_combinations: bool, tmp_path: Path) -> None:
+    """Of every family of which each rank's share is compared too, or of three."""
+    for family in SHARED if has_all_combinations else ("gemma2", "gpt2", "mixtral"):
+        check_size(family, tmp_path / family)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_next"])
@@ -67,12 +80,11 @@ models in wrappers."""
 def test_a_quantized_rank_holds_what_is_loaded(
     family: str, has_all_combinations: bool, tmp_path: Path
 ) -> None:
-    """Each family takes two ways in its turn, or all of them."""
-    ways = [*PACKAGES_OF]
-    ways.remove(ways[QUANTIZED.index(family) % len(ways)])
+    """Each family takes one way in its turn, or all of them."""
+    every = [*PACKAGES_OF]
+    ways = every if has_all_combinations else [every[(QUANTIZED.index(family) + 1) % len(every)]]
     name = save_model(tmp_path, family)
     plain = size_model(name, dtype="bfloat16")
-    ways = [*PACKAGES_OF] if has_all_combinations else ways
     installed = [how for how in ways if is_installed(PACKAGES_OF[how])]
     for how in installed:
         if (family, how) == ("gpt2", "int8"):
@@ -111,7 +123,7 @@ def sharded_by_transformers(family: str, tp_size: int) -> PreTrainedModel:
     return apply_expert_parallelism(model, mesh, mesh, expert_plan)
 
 
-@pytest.mark.parametrize("family", sorted({*SUPPORTED} - WITHOUT_TP_PLAN))
+@pytest.mark.parametrize("family", SHARED)
 def test_each_rank_holds_what_transformers_gives_it(
     family: str, fake_ranks: int, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 @pytest.mark.parametrize("options", [{}, {"max_model_len": 100}, {"kv_cache_gib": 0.0001}])
 @pytest.mark.parametrize("free_bytes", [30_000, 90_000, GIB])
 @pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+@pytest.mark.usefixtures("_sizes_once")
 def test_the_cache_has_as_many_blocks_as_a_worker_makes(
     family: str,
     options: dict[str, float],

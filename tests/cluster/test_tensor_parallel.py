@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedConfig
 
 from cluster.options import AppArgs
 from cluster.placement import check_tensor_parallel
@@ -30,14 +31,15 @@ from tests.deployments.option_pairs import (
     save_models,
     write,
 )
-from tests.tiny_configs import SERVED
-from tests.tiny_models import save_model
+from tests.tiny_configs import SERVED, WRAPPED
+from tests.tiny_models import make_config, save_model
 from tests.workers.decoding import GREEDY, SAMPLED, generate, make_prompt
 from workers.errors import ConfigError, UnsupportedModelError, WorkerLostError
-from workers.model import load_config, load_model
+from workers.model import load_model
 from workers.paged_model import CacheOptions, PagedModel, Ranks
 from workers.step_plan import StepPlan
 from workers.target import Target
+from workers.tensor_plans import add_plan, has_whole_experts
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=2)
 TIMEOUT_S = 400.0
@@ -118,18 +120,19 @@ def run_first_rank(
     point: MeetingPoint, all_args: Mapping[str, AppArgs], truths: Texts, results: Connection
 ) -> None:
     group = GroupOfModels(point, rank=0, device_type="cpu")
-    results.send(lead(group, all_args, truths))
+    results.send((truths, *lead(group, all_args, truths)))
     group.close()
 
 
 def run_both_ranks(
-    point: MeetingPoint, all_args: Mapping[str, AppArgs], truths: Texts, results: Connection
+    point: MeetingPoint, all_args: Mapping[str, AppArgs], names: Sequence[str], results: Connection
 ) -> None:
     """This process is the second rank: the other half of what `lead` has, until that one leaves.
 
-    It has imported everything, so the first rank is a fork of it.
+    It has imported everything and decoded alone, so the first rank is a fork of it.
     """
     torch.set_num_threads(1)
+    truths: Texts = {name: decode(name) for name in names}
     # threads of each mesh's groups poll as long as a process lives, so models have one mesh
     dist.init_device_mesh = cache(dist.init_device_mesh)
     first = multiprocessing.get_context("fork").Process(
@@ -151,12 +154,42 @@ def run_both_ranks(
     assert first.exitcode == 0
 
 
-def can_be_shared(name: str) -> bool:
+def config_of(family: str) -> PreTrainedConfig:
+    """As a worker reads it, with a plan of ours where transformers has none."""
+    config = make_config(family)
+    add_plan(config)
+    return config
+
+
+def can_be_shared(family: str) -> bool:
     try:
-        check_tensor_parallel(name, load_config(name), 2)
+        check_tensor_parallel(family, config_of(family), 2)
     except (ConfigError, UnsupportedModelError):
         return False
     return True
+
+
+def ways_to_share(family: str) -> set[tuple[str, str]]:
+    """How the plan of a family cuts each kind of layer, and that a wrapper is around it."""
+    config = config_of(family)
+    text_config: Any = config.get_text_config()
+    plan = dict(text_config.base_model_tp_plan or {})
+    if has_whole_experts(config):
+        plan |= text_config.base_model_ep_plan
+    if family in WRAPPED:
+        plan["model"] = "wrapped"
+    return {(".".join(layer.split(".")[-2:]), style) for layer, style in plan.items()}
+
+
+def with_ways_of_their_own(families: Sequence[str]) -> list[str]:
+    """The families that are shared in some way in which none before them is."""
+    chosen, known = [], set[tuple[str, str]]()
+    for family in families:
+        ways = ways_to_share(family)
+        if ways - known:
+            chosen.append(family)
+        known |= ways
+    return chosen
 
 
 def texts_of_one_rank(pairs: Sequence[Pair], folder: Path) -> Texts:
@@ -168,29 +201,32 @@ def texts_of_one_rank(pairs: Sequence[Pair], folder: Path) -> Texts:
     }
 
 
-def test_two_ranks_write_what_one_does(tmp_path: Path) -> None:
-    """Every family that is served, but for those without a plan, and every option."""
-    saved = {family: save_model(tmp_path / family, family) for family in SERVED}
-    names = [name for name in saved.values() if can_be_shared(name)]
-    assert {*SERVED} - {Path(name).name for name in names} == ALONE
+def test_two_ranks_write_what_one_does(tmp_path: Path, has_all_combinations: bool) -> None:
+    """Every way to share the layers of a family that is served, or every family that can be
+    shared, and every option."""
+    families = [family for family in SERVED if can_be_shared(family)]
+    assert {*SERVED} - {*families} == ALONE
+    if not has_all_combinations:
+        families = with_ways_of_their_own(families)
+    names = [save_model(tmp_path / family, family) for family in families]
     save_models(tmp_path)
     pairs = [pair for pair in PAIRS if TWO_RANKS in pair and pair not in REFUSED]
     all_args = {name_of(pair): AppArgs(**options_of(pair, tmp_path)) for pair in pairs}
     point, store = open_meeting_point("127.0.0.1", 2)
-    alone = {name: decode(name) for name in names}
     spawn = multiprocessing.get_context("spawn")
     receiving, sending = spawn.Pipe(duplex=False)
-    ranks = spawn.Process(target=run_both_ranks, args=(point, all_args, alone, sending))
+    ranks = spawn.Process(target=run_both_ranks, args=(point, all_args, names, sending))
     ranks.start()
     sending.close()
     try:
         assert receiving.poll(TIMEOUT_S)
-        shared, sources = receiving.recv()
+        alone, shared, sources = receiving.recv()
         ranks.join(timeout=TIMEOUT_S)
     finally:
         ranks.kill()
     del store
     assert ranks.exitcode == 0
+    assert {*alone} == {*names}
     assert shared == alone | texts_of_one_rank(pairs, tmp_path)
     assert sources == {key: {*args.drafters} for key, args in all_args.items()}
 

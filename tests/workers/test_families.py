@@ -12,7 +12,7 @@ from tests.workers.decoding import CACHE, generate, make_prompt
 from workers.model import Model
 from workers.target import Target
 
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 
 
 @pytest.mark.parametrize("family", sorted(SERVED))

@@ -17,7 +17,7 @@ from workers.verification import CoupledRule, JudgedRun, Verdict
 
 VOCAB_SIZE = 6
 GAMMA = 2
-NUM_SEEDS = 6000
+NUM_SEEDS = 3000
 PROMPT_LEN = 4
 SAMPLED = SamplingParams(temperature=0.8, top_k=5)
 RULES: list[Rule] = ["rejection", "block"]
@@ -45,6 +45,7 @@ class Pair:
         self.draft = self.target + make_logits(1 + VOCAB_SIZE, seed=1)
         rows = [make_rows(0, num_rows=1)[0]] * (1 + VOCAB_SIZE)
         self.laws = [law for law in draft_laws(law_logits(self.draft, rows)) if law is not None]
+        self.packed = [law.pack() for law in self.laws]
         self.p = law_logits(self.target, rows).double().softmax(-1)
 
     def run(self, seed: int, rule: Rule) -> tuple[Tensor, JudgedRun]:
@@ -52,10 +53,10 @@ class Pair:
         rows, context, drafts, laws = make_rows(seed), 0, [], []
         contexts = [context]
         for row in rows[:GAMMA]:
-            law: DraftLaw = self.laws[context]
+            law = self.laws[context]
             bits = random_bits(seed, row.position, stream=Stream.DRAFT, round_len=PROMPT_LEN)
             drafts.append(law.draw(bits))
-            laws.append(law.pack())
+            laws.append(self.packed[context])
             context = 1 + drafts[-1]
             contexts.append(context)
         run = JudgedRun(draft_tokens=tuple(drafts), rows=rows, rule=rule, draft_laws=tuple(laws))

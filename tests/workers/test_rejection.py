@@ -6,6 +6,7 @@ What a round emits, continued by the target alone, must have the target's law ov
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,14 +28,17 @@ def weighted(*weights: int) -> list[Fraction]:
     return [Fraction(weight, sum(weights)) for weight in weights]
 
 
+@cache
 def target_law(text: Text) -> list[Fraction]:
     return weighted(*(1 + (3 * sum(text) + 2 * token + len(text)) % 5 for token in VOCAB))
 
 
+@cache
 def draft_law(text: Text) -> list[Fraction]:
     return weighted(*(1 + (sum(text) + 3 * token * token + 2 * len(text)) % 7 for token in VOCAB))
 
 
+@cache
 def truncated_law(text: Text) -> list[Fraction]:
     """A drafter's two likeliest tokens."""
     law = draft_law(text)
@@ -42,6 +46,7 @@ def truncated_law(text: Text) -> list[Fraction]:
     return [(token != least) * law[token] / (1 - law[least]) for token in VOCAB]
 
 
+@cache
 def certain_law(text: Text) -> list[Fraction]:
     """That of a drafter without a choice."""
     return [Fraction(token == (sum(text) + len(text)) % 3) for token in VOCAB]
@@ -52,6 +57,7 @@ def mixed_law(text: Text) -> list[Fraction]:
     return certain_law(text) if len(text) == 1 else draft_law(text)
 
 
+@cache
 def foreign_law(text: Text) -> list[Fraction]:
     """Half of it is a token that the target does not know."""
     return [*(probability / 2 for probability in draft_law(text)), Fraction(1, 2)]
@@ -145,6 +151,7 @@ def last_law(drafts: Text, decision: Decision, p: Law, q: Law) -> list[Fraction]
     return [Fraction(weight) / sum(weights) for weight in weights]
 
 
+@cache
 def round_law(
     decide: Decide, p: Law, q: Law, gamma: int, stops: Stops
 ) -> tuple[dict[Text, Fraction], Fraction]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from tests.tiny_configs import VOCAB_SIZE
 from tests.tiny_models import save_model, save_tokenizer
@@ -33,45 +32,21 @@ from workers.types import Rule, SamplingParams, VerifyRequest, VerifyResult
 from workers.verification import CoupledRule, JudgedRun, Verdict
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_oss"])
-def test_greedy_equals_transformers_generate(
-    family: str,
-    tiny_model: Callable[..., Model],
-    reference: Callable[[Model], PreTrainedModel],
-) -> None:
-    model = tiny_model(family)
-    for seed in range(4):
-        prompt = make_prompt(seed, 5 + 9 * seed)
-        expected = (
-            reference(model)
-            .generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=20,
-                do_sample=False,
-                eos_token_id=None,
-            )[0, len(prompt) :]
-            .tolist()
-        )
-        assert generate(Target(model, CACHE), prompt, 20) == expected
-        drafts = knowing_drafts(expected, len(prompt), 4, wrong_every=5)
-        assert generate(Target(model, CACHE), prompt, 20, drafts=drafts) == expected
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "T", "penalty"])
-@pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_text_does_not_depend_on_the_drafts(
-    sampling: SamplingParams, gamma: int, tiny_model: Callable[..., Model]
+    sampling: SamplingParams, tiny_model: Callable[..., Model]
 ) -> None:
     model, prompt = tiny_model("qwen3"), make_prompt(7, 21)
-    plain = generate(Target(model, CACHE), prompt, 24, sampling=sampling)
+    plain = generate(Target(model, CACHE), prompt, 20, sampling=sampling)
     assert len(set(plain)) > 5
-    for drafts in (
-        random_drafts(gamma),
-        knowing_drafts(plain, len(prompt), gamma, wrong_every=3),
-        knowing_drafts(plain, len(prompt), gamma, wrong_every=10**6),
-    ):
-        assert generate(Target(model, CACHE), prompt, 24, sampling=sampling, drafts=drafts) == plain
+    for gamma in (1, 4, 8):
+        for drafts in (
+            random_drafts(gamma),
+            knowing_drafts(plain, len(prompt), gamma, wrong_every=3),
+            knowing_drafts(plain, len(prompt), gamma, wrong_every=10**6),
+        ):
+            target = Target(model, CACHE)
+            assert generate(target, prompt, 20, sampling=sampling, drafts=drafts) == plain
 
 
 def test_text_depends_on_the_seed(tiny_model: Callable[..., Model]) -> None:
@@ -160,11 +135,11 @@ def test_a_rule_that_compares_laws_rejects_them_itself(
         target.release([str(seed)])
         return result
 
-    results = [verify(request, seed) for seed in range(100)]
+    results = [verify(request, seed) for seed in range(40)]
     for result in results:
         assert (len(result.tokens), result.num_accepted, result.num_tested) == (1, 0, 1)
     plain = dataclasses.replace(request, draft_tokens=(), draft_law=())
-    num_plain = sum(verify(plain, seed).tokens == (7,) for seed in range(100))
+    num_plain = sum(verify(plain, seed).tokens == (7,) for seed in range(40))
     assert sum(result.tokens == (7,) for result in results) < num_plain / 2
 
 

@@ -17,7 +17,7 @@ from workers.target import Target
 from workers.types import ProposeRequest
 
 WINDOW = 16
-NUM_TOKENS = 20
+NUM_TOKENS = 14
 GAMMA = 8
 NUM_SHARED = 12
 PROMPT_LENS = (10, 15, 17, 22)

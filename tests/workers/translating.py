@@ -1,6 +1,7 @@
 """Draft models with another tokenizer: how their tests make and ask them."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from tests.tokenizers import TEXTS, wrapped
 from tests.workers.decoding import CACHE, GREEDY
@@ -13,9 +14,12 @@ from workers.vocabulary import compare_vocabularies
 
 PERMUTED = ("byte level", "letters")
 METHODS: tuple[HeterogeneousVocab, ...] = ("intersection", "retokenize")
+compare = cache(compare_vocabularies)
 
 
+@cache
 def load(name: str) -> Model:
+    """A model, loaded once; nobody changes it."""
     return load_model(name, dtype="float32", device="cpu")
 
 
@@ -29,7 +33,7 @@ def drafter_of(
     model: Model | None = None,
 ) -> TranslatedDrafter:
     """A new drafter, of a draft model that may be loaded already."""
-    vocabulary = compare_vocabularies(names[target], names[draft], method)
+    vocabulary = compare(names[target], names[draft], method)
     drafter = make_drafter(
         model or load(names[draft]),
         vocabulary,

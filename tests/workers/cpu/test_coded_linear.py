@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(
     not has_streams(torch.float32), reason="this CPU has no use for such streams"
 )
 GROUP = 64
+NUM_TOKENS = (1, 2, 3, 5, 8, 12, 13, 25, 64)
 of_codes = pytest.mark.parametrize("kind", ["int8", "int4"])
 of_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 # relative: half a unit in bf16's last place, or what fp32 sums lose; absolute: what those lose
@@ -53,21 +54,23 @@ def make_layer(
 
 @of_codes
 @of_dtypes
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 8, 12, 13, 25, 64])
 @pytest.mark.parametrize(("num_in", "num_out"), [(128, 200), (64, 1), (1024, 16), (14_336, 130)])
 def test_products_are_exact_but_for_their_rounding(
-    num_tokens: int, num_in: int, num_out: int, dtype: torch.dtype, kind: str
+    num_in: int, num_out: int, dtype: torch.dtype, kind: str
 ) -> None:
     """Every height of tiles, widths with a rest, and a weight too large to be fetched ahead."""
     torch.manual_seed(0)
     layer, weight, bias = make_layer(kind, num_out, num_in)
-    inputs = torch.randn(1, num_tokens, num_in, dtype=dtype)
-    with torch.inference_mode():
-        products = layer(inputs)
-    assert (products.dtype, products.shape) == (dtype, (1, num_tokens, num_out))
+    inputs = torch.randn(1, max(NUM_TOKENS), num_in, dtype=dtype)
     expected = nn.functional.linear(inputs.double(), weight.double(), bias.double())
     relative, absolute = PRECISIONS[dtype]
-    torch.testing.assert_close(products.double(), expected, rtol=relative, atol=absolute)
+    for num_tokens in NUM_TOKENS:
+        with torch.inference_mode():
+            products = layer(inputs[:, :num_tokens])
+        assert (products.dtype, products.shape) == (dtype, (1, num_tokens, num_out))
+        torch.testing.assert_close(
+            products.double(), expected[:, :num_tokens], rtol=relative, atol=absolute
+        )
 
 
 @of_codes
@@ -76,10 +79,10 @@ def test_products_are_exact_but_for_their_rounding(
 def test_a_row_is_the_same_in_any_batch(bias: bool, dtype: torch.dtype, kind: str) -> None:
     torch.manual_seed(0)
     layer, _, _ = make_layer(kind, 1000, 512, bias=bias)
-    inputs = torch.randn(150, 512, dtype=dtype)
+    inputs = torch.randn(50, 512, dtype=dtype)
     with torch.inference_mode():
         alone = torch.cat([layer(row[None]) for row in inputs])
-        for num_rows in (2, 7, 8, 9, 13, 30, 150):
+        for num_rows in (2, 7, 8, 9, 13, 30, 50):
             assert torch.equal(layer(inputs[:num_rows]), alone[:num_rows])
 
 

@@ -1,5 +1,7 @@
 """The compiled CPU attention against an explicit softmax, and finding it."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -103,6 +105,8 @@ class Case:
         return outputs
 
 
+make_case = cache(Case)
+"""The same case for all rules, which leave it as it is."""
 RULES = {
     "plain": ScoreRule(scale=0.3),
     "window": ScoreRule(scale=0.3, window=7),
@@ -121,7 +125,7 @@ def test_output_is_that_of_an_explicit_softmax(
     dims: tuple[int, int], num_kv_heads: int, rule: ScoreRule
 ) -> None:
     kernel = find(6, num_kv_heads, *dims, torch.float32)
-    case = Case(6, num_kv_heads, *dims, torch.float32)
+    case = make_case(6, num_kv_heads, *dims, torch.float32)
     for output, expected in zip(case.run(kernel, rule, ALL), case.expected(rule), strict=True):
         torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -132,7 +136,7 @@ def test_in_bf16_only_weights_and_outputs_are_rounded(
     dims: tuple[int, int], rule: ScoreRule
 ) -> None:
     kernel = find(6, 3, *dims, torch.bfloat16)
-    case = Case(6, 3, *dims, torch.bfloat16)
+    case = make_case(6, 3, *dims, torch.bfloat16)
     outputs, expected = case.run(kernel, rule, ALL), case.expected(rule)
     magnitudes = case.expected(rule, of_magnitudes=True)
     for output, right, magnitude in zip(outputs, expected, magnitudes, strict=True):
@@ -143,7 +147,7 @@ def test_in_bf16_only_weights_and_outputs_are_rounded(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sequence_gets_the_same_bits_in_every_batch(dtype: torch.dtype, num_threads: int) -> None:
     kernel = find(6, 3, 32, 32, dtype)
-    case = Case(6, 3, 32, 32, dtype)
+    case = make_case(6, 3, 32, 32, dtype)
     rule = RULES["plain"]
     before = torch.get_num_threads()
     together = case.run(kernel, rule, ALL)
@@ -163,7 +167,7 @@ def test_a_query_gets_the_same_bits_alone_as_among_drafts(
 ) -> None:
     """Few rows are treated in another way than many."""
     kernel = find(6, num_kv_heads, 32, 32, dtype)
-    case = Case(6, num_kv_heads, 32, 32, dtype)
+    case = make_case(6, num_kv_heads, 32, 32, dtype)
     starts = torch.tensor([0] + [new for new, _ in SEQUENCES]).cumsum(0).tolist()
     for member, together in enumerate(case.run(kernel, RULES["plain"], ALL)):
         num_new, context_len = SEQUENCES[member]
