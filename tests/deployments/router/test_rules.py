@@ -23,7 +23,7 @@ from workers.types import DraftTokens, HeterogeneousVocab, Rule, SamplingParams
 from workers.vocabulary import compare_vocabularies
 
 PROMPT = (5, 6, 7)
-NUM_TEXTS = 400
+NUM_TEXTS = 300
 """A rule that draws what it rejects from the target's whole law is found, of a draft this wrong."""
 SAMPLED = only((11, 40, 77))
 OTHERS = only((30, 60, 90))
@@ -61,7 +61,7 @@ async def check_law(
         _,
         observer,
     ):
-        streams = await run_all(loop, params_of(rule, sampling), concurrency=32)
+        streams = await run_all(loop, params_of(rule, sampling), concurrency=100)
     texts = [tuple(stream.token_ids) for stream in streams]
     assert pvalue(texts, law_of_texts(models.target.name, PROMPT, sampling)) > 1e-3
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
