@@ -95,9 +95,7 @@ class TestBesidePrompts:
                 num_texts += num_due
                 return prompt_len * num_due
 
-            run = simulate(
-                controller, machine, lambda _: alphas, 600, chance=varied, beside=beside
-            )
+            run = simulate(controller, machine, lambda _: alphas, 600, chance=varied, beside=beside)
             return run.tokens_per_s(200)
 
         assert speed() > least * max(map(fixed_speed, (0, 1, 2)))
