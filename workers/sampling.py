@@ -217,15 +217,18 @@ def _ban(scores: Tensor, tokens: Sequence[int]) -> None:
 def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:
     """Apply the penalties of one row, in place.  # [vocab]"""
     params = row.params
-    history = torch.tensor(row.history, dtype=torch.long, device=scores.device)
-    is_known = history < scores.shape[0]  # a draft model may have fewer tokens than its target
+
+    def known(tokens: Sequence[int]) -> Tensor:
+        """Without those that a draft model has not."""
+        index = torch.tensor(tokens, dtype=torch.long, device=scores.device)
+        return index[index < scores.shape[0]]
+
     if params.repetition_penalty != 1.0:
-        seen = history[is_known].unique()
+        seen = known(row.history).unique()
         penalty = params.repetition_penalty
         scores[seen] = torch.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        output = history[row.prompt_len :][is_known[row.prompt_len :]]
-        tokens, counts = output.unique(return_counts=True)
+        tokens, counts = known(row.history[row.prompt_len :]).unique(return_counts=True)
         scores[tokens] -= params.presence_penalty + params.frequency_penalty * counts
 
 

@@ -17,8 +17,10 @@ Case = tuple[str, str, int]
 Requests = dict[Case, Request]
 
 PROMPTS = ["x", "def f(a, b): return a + b # " * 2]
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 """The most tokens of a completion."""
+MIN_TOKENS = 9
+"""The least, where a feature has it so."""
 
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit", "suffix,model")
 GAMMAS: tuple[Gamma, ...] = (0, 8, "dynamic")
@@ -84,7 +86,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "include_stop_str_in_output": True,
     },
     "stop_token_ids": {"stop_token_ids": STOP_TOKENS},
-    "min_tokens": {"min_tokens": 12, "stop_token_ids": STOP_TOKENS, "stop": list(FREQUENT)},
+    "min_tokens": {"min_tokens": MIN_TOKENS, "stop_token_ids": STOP_TOKENS, "stop": list(FREQUENT)},
     "bad_words": {"bad_words": [*FREQUENT, "ab", "xyz", '"!']},
     "logit_bias of the end of a text": LIKELY_END,
     "ignore_eos": {**LIKELY_END, "ignore_eos": True},

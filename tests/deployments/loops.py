@@ -33,7 +33,7 @@ from workers.types import SamplingParams
 CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 SAMPLED = SamplingParams(temperature=0.8)
 GREEDY = SamplingParams(temperature=0.0)
-NUM_TOKENS = 40
+NUM_TOKENS = 28
 EARLY_EXIT_LAYER = 1
 FAST = LoopOptions(verify_timeout_s=30.0, recovery_timeout_s=30.0)
 

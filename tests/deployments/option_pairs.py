@@ -6,6 +6,7 @@ table of docs/exactness.md is written from this.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.tokenizers import save_permuted
 from workers.drafters.translated import make_drafter
 from workers.model import Model, load_model
 from workers.paged_model import Ranks
+from workers.quantization import Quantization
 from workers.target import Target
 from workers.types import SamplingParams
 from workers.vocabulary import compare_vocabularies
@@ -63,7 +65,7 @@ REFUSED: Mapping[Pair, str] = {
 DETERMINED = SamplingParams(temperature=0.8, top_k=1)
 """Drawn, from a law of one token: a rule that compares laws has to give its text too."""
 NUM_PARAMS = 6
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 GAMMA = 4
 
 
@@ -141,7 +143,7 @@ async def write(args: AppArgs, ranks: Ranks | None = None, *, is_plain: bool = F
     """The texts of a target with these options, which `ranks` share; all at once with drafts, or
     one after the other without."""
     target = load_target(args)
-    draft = load_noisy(args.draft_model or args.target)
+    draft = load_draft(args.draft_model or args.target)
     vocabulary = compare_vocabularies(args.target, draft.name)
     drafts = LocalWorkers(lambda: make_drafter(draft, vocabulary, CACHE, target=args.target))
     targets = LocalWorkers(
@@ -173,7 +175,20 @@ async def write(args: AppArgs, ranks: Ranks | None = None, *, is_plain: bool = F
     )
 
 
+@lru_cache
+def load_draft(name: str) -> Model:
+    return load_noisy(name)
+
+
+@lru_cache
+def load_whole(name: str, quantization: Quantization) -> Model:
+    return load_model(name, dtype="float32", device="cpu", quantization=quantization)
+
+
 def load_target(args: AppArgs) -> Model:
+    """Ranks have a part each, which nobody shares with them."""
+    if args.tensor_parallel_size == 1:
+        return load_whole(args.target, args.quantization)
     return load_model(
         args.target,
         dtype="float32",

@@ -30,6 +30,7 @@ from workers.grammar import Grammar
 from workers.paged_model import CacheOptions
 from workers.types import ProposeRequest, SamplingParams
 
+MAX_TOKENS = 48
 THINKING = Grammar.json_schema({"enum": ["a", "b"]}, starts_after="e")
 
 
@@ -48,7 +49,7 @@ def all_params() -> list[GenerationParams]:
             sampling=dataclasses.replace(
                 samplings[seed % 3], grammar=grammars[seed % len(grammars)]
             ),
-            max_tokens=60,
+            max_tokens=MAX_TOKENS,
         )
         for seed in range(2 * len(grammars))
     ]
@@ -75,7 +76,7 @@ def test_every_output_matches_its_grammar(
         assert params.sampling.grammar is not None
         assert compiler.matcher(params.sampling.grammar).move_to(output)
         num_ended += output[-1] == END_TOKEN
-        assert output[-1] == END_TOKEN or len(output) == 60
+        assert output[-1] == END_TOKEN or len(output) == MAX_TOKENS
     assert num_ended > len(plain) / 2
 
 

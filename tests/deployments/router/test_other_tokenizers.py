@@ -55,7 +55,7 @@ def all_params(kind: str) -> list[GenerationParams]:
     return [
         GenerationParams(
             prompt=tuple(prompt),
-            max_tokens=20,
+            max_tokens=12,
             sampling=samplings[index % len(samplings)],
             seed=index,
         )

@@ -18,7 +18,7 @@ from workers.types import SamplingParams
 Reference = Callable[[Sequence[int], dict[str, float]], list[int]]
 
 PROMPT = (5, 6, 7, 8) * 5
-NUM_TOKENS = 64
+NUM_TOKENS = 40
 SETTINGS = {
     "none": {},
     "frequency": {"frequency_penalty": 1.5},

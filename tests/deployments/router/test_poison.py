@@ -59,9 +59,9 @@ class TestPoison:
         ("error", "after", "most_lost"),
         [
             (WorkerFailedError, 1, 2),
-            (WorkerFailedError, 30, 2),
+            (WorkerFailedError, 20, 2),
             (WorkerLostError, 1, 4),
-            (WorkerLostError, 30, 4),
+            (WorkerLostError, 20, 4),
         ],
     )
     async def test_a_sequence_that_ends_workers_fails_alone(

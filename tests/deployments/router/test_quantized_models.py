@@ -24,7 +24,7 @@ from workers.quantization import PACKAGES_OF, Quantization, is_installed
 from workers.types import HeterogeneousVocab, Rule
 from workers.vocabulary import compare_vocabularies
 
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 """The tokens of a text, which takes three rounds or more."""
 pytestmark = pytest.mark.skipif(
     not all(map(is_installed, PACKAGES_OF.values())), reason="needs torchao and bitsandbytes"
@@ -53,12 +53,12 @@ async def test_texts_are_those_of_plain_decoding(rule: Rule, pair: Models) -> No
     sampling = SAMPLED if rule == "coupled" else GREEDY
     params = [
         make_params(seed, sampling=sampling, max_tokens=NUM_TOKENS, verification=rule)
-        for seed in range(6)
+        for seed in range(4)
     ]
     async with running_loop(pair, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(pair, drafts=model_drafts(pair)) as (loop, _, observer):
-        drafted = await run_all(loop, params, concurrency=6)
+        drafted = await run_all(loop, params, concurrency=4)
     assert [stream.token_ids for stream in drafted] == [stream.token_ids for stream in plain]
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     assert sum(outcome.num_accepted for outcome in outcomes) > 0
@@ -70,11 +70,11 @@ async def test_a_quantized_target_drafts_by_its_first_layers(
 ) -> None:
     target = load_model(folder, dtype="float32", device="cpu", quantization=how)
     models = Models(target=target, draft=target)
-    params = [make_params(seed, max_tokens=NUM_TOKENS) for seed in range(6)]
+    params = [make_params(seed, max_tokens=NUM_TOKENS) for seed in range(4)]
     async with running_loop(models, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(models, drafter="early_exit") as (loop, _, observer):
-        drafted = await run_all(loop, params, concurrency=6)
+        drafted = await run_all(loop, params, concurrency=4)
     assert [stream.token_ids for stream in drafted] == [stream.token_ids for stream in plain]
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     assert sum(outcome.num_tested for outcome in outcomes) > 0
@@ -92,11 +92,11 @@ async def test_a_quantized_draft_may_have_another_tokenizer(
     )
     vocabulary = compare_vocabularies(target, draft, method)
     drafts = LocalWorkers(lambda: make_drafter(models.draft, vocabulary, CACHE, target=target))
-    params = [make_params(seed, max_tokens=NUM_TOKENS) for seed in range(6)]
+    params = [make_params(seed, max_tokens=NUM_TOKENS) for seed in range(4)]
     async with running_loop(models, gamma=0) as (loop, _, _):
         plain = await run_all(loop, params, concurrency=1)
     async with running_loop(models, drafts=drafts) as (loop, _, observer):
-        drafted = await run_all(loop, params, concurrency=6)
+        drafted = await run_all(loop, params, concurrency=4)
     assert [stream.token_ids for stream in drafted] == [stream.token_ids for stream in plain]
     outcomes = [outcome for record in observer.records for outcome in record.outcomes]
     assert sum(outcome.num_tested for outcome in outcomes) > 0

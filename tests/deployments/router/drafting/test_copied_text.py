@@ -14,7 +14,7 @@ from workers.model import load_model
 from workers.paged_model import CacheOptions
 from workers.types import SamplingParams
 
-NUM_COPIED = 150
+NUM_COPIED = 120
 """Tokens, of which the code has ninety."""
 CODE = """
 class Account:

@@ -1,5 +1,6 @@
 """Drafters that raise or lie: the text is that of the target alone."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from deployments.router.drafting.lookup import PromptLookup
 from deployments.router.drafting.protocol import DraftRequest, Offer, Proposed
+from deployments.router.sequence import GenerationParams
 from deployments.router.sequence import Sequence as LiveSequence
 from tests.deployments.loops import Models, make_params, run_all, running_loop, wait_until
 from tests.fakes import RecordingObserver
@@ -82,26 +84,43 @@ LIES = {
 }
 
 
-class TestFaults:
-    async def check_exact(self, models: Models, **options: Any) -> RecordingObserver:
-        params = [
-            replace(make_params(seed), prompt=make_params(seed).prompt * 3) for seed in (1, 2, 3)
-        ]
+def all_params() -> list[GenerationParams]:
+    """Prompts that repeat themselves."""
+    return [replace(make_params(seed), prompt=make_params(seed).prompt * 3) for seed in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def expected(models: Models) -> list[list[int]]:
+    """What is written without drafts."""
+
+    async def run() -> list[list[int]]:
         async with running_loop(models, gamma=0) as (loop, _, _):
-            expected = [s.token_ids for s in await run_all(loop, params, concurrency=3)]
+            return [stream.token_ids for stream in await run_all(loop, all_params(), concurrency=3)]
+
+    return asyncio.run(run())
+
+
+class TestFaults:
+    async def check_exact(
+        self, models: Models, expected: list[list[int]], **options: Any
+    ) -> RecordingObserver:
         async with running_loop(models, **options) as (loop, targets, observer):
-            streams = await run_all(loop, params, concurrency=3)
+            streams = await run_all(loop, all_params(), concurrency=3)
             assert [stream.token_ids for stream in streams] == expected
             await wait_until(lambda: loop.num_live == 0 and targets.num_used_blocks == 0)
         return observer
 
     @pytest.mark.parametrize("method", ["draft", "forget"])
     async def test_a_local_drafter_that_raises_is_silent_for_that_sequence(
-        self, method: str, models: Models, caplog: pytest.LogCaptureFixture
+        self,
+        method: str,
+        models: Models,
+        expected: list[list[int]],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         drafter, after = Raising(method), PromptLookup()
         after.source = "after"
-        observer = await self.check_exact(models, drafters=[drafter, after])
+        observer = await self.check_exact(models, expected, drafters=[drafter, after])
         assert drafter.num_raised == 1
         assert "no such thing" in caplog.text
         drafted = {o.seq_id: o.source for record in observer.records for o in record.outcomes}
@@ -110,9 +129,9 @@ class TestFaults:
 
     @pytest.mark.parametrize("lie", LIES)
     async def test_a_local_drafter_that_lies_changes_nothing(
-        self, lie: str, models: Models
+        self, lie: str, models: Models, expected: list[list[int]]
     ) -> None:
-        observer = await self.check_exact(models, drafters=[Lying(LIES[lie])])
+        observer = await self.check_exact(models, expected, drafters=[Lying(LIES[lie])])
         outcomes = [outcome for record in observer.records for outcome in record.outcomes]
         assert {outcome.source for outcome in outcomes} <= {"prompt_lookup"}
         assert max((o.num_draft_tokens for o in outcomes), default=0) <= 4
@@ -120,7 +139,12 @@ class TestFaults:
     @pytest.mark.parametrize("overlap", [False, True])
     @pytest.mark.parametrize("method", ["offer", "catch_up", "propose", "forget"])
     async def test_a_remote_drafter_that_raises_changes_nothing(
-        self, method: str, overlap: bool, models: Models, caplog: pytest.LogCaptureFixture
+        self,
+        method: str,
+        overlap: bool,
+        models: Models,
+        expected: list[list[int]],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        await self.check_exact(models, drafters=[Careless(method)], overlap=overlap)
+        await self.check_exact(models, expected, drafters=[Careless(method)], overlap=overlap)
         assert "ZeroDivisionError" in caplog.text

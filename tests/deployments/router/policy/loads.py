@@ -7,7 +7,6 @@ from deployments.router.policy.gamma import Candidate, GammaController
 from tests.deployments.router.policy.machines import (
     MAX_GAMMA,
     Machine,
-    as_drafted,
     draw_drafts,
     judge_all,
     observe,
@@ -63,8 +62,9 @@ class Load:
                 for seq_id, num_left in running.items()
             ]
             decision = controller.choose(candidates, num_prefill_tokens=num_known)
-            chances = draw_drafts(rng, candidates, decision, lambda _: self.alpha, varied, sure)
-            drafted = as_drafted(chances, candidates, sure)
+            chances, drafted = draw_drafts(
+                rng, candidates, decision, lambda _: self.alpha, varied, sure
+            )
             kept = controller.select(decision, drafted)
             outcomes = judge_all(rng, drafted, kept, chances)
             longest = max(map(len, chances.values()), default=0)

@@ -4,6 +4,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from deployments.router.policy.controller import DynamicGamma
 from deployments.router.policy.gamma import (
@@ -224,8 +226,9 @@ def simulate(
         num_beside = beside(run)
         decision = controller.choose(candidates, num_prefill_tokens=num_beside)
         sure = sureness if chance else None
-        chances = draw_drafts(rng, candidates, decision, of_round.__getitem__, chance, sure)
-        drafted = as_drafted(chances, candidates, sure)
+        chances, drafted = draw_drafts(
+            rng, candidates, decision, of_round.__getitem__, chance, sure
+        )
         kept = controller.select(decision, drafted)
         if observed is not None:  # told late, when the next round is under way
             controller.observe(observed)
@@ -241,9 +244,8 @@ def simulate(
         run.tokens.append(
             len(of_round)
             + sum(
-                math.prod(chances[outcome.seq_id][: position + 1])
+                sum(accumulate(chances[outcome.seq_id][: outcome.num_draft_tokens], mul))
                 for outcome in outcomes
-                for position in range(outcome.num_draft_tokens)
             )
         )
         run.times_s.append(observed.round_s)
@@ -259,34 +261,30 @@ def draw_drafts(
     alpha: Callable[[int], float],
     chance: Chance | None,
     sureness: Sureness | None,
-) -> dict[str, list[float]]:
-    """The chances of the drafts of each sequence that drafts any; drafters stop as they may."""
+) -> tuple[dict[str, list[float]], list[Drafted]]:
+    """The chances of the drafts of each sequence that drafts any, and what the controller is told
+    of these drafts; drafters stop as they may."""
     chances: dict[str, list[float]] = {}
+    drafted = []
     plan = zip(candidates, decision.gammas, decision.stop_below, strict=True)
     for i, (candidate, gamma, stop_below) in enumerate(plan):
-        drafts, product = [], 1.0
+        drafts, confidences, product = list[float](), list[float](), 1.0
         while len(drafts) < gamma and product >= stop_below:
             drafts.append((chance or even)(rng, alpha(i)))
-            product *= sureness(i, drafts[-1]) if sureness else 1.0
+            if sureness:
+                confidences.append(sureness(i, drafts[-1]))
+                product *= confidences[-1]
         if drafts:
             chances[candidate.seq_id] = drafts
-    return chances
-
-
-def as_drafted(
-    chances: dict[str, list[float]], candidates: Sequence[Candidate], sureness: Sureness | None
-) -> list[Drafted]:
-    """What the controller is told of these drafts."""
-    return [
-        Drafted(
-            seq_id=candidate.seq_id,
-            num_draft_tokens=len(drafts),
-            confidences=tuple(sureness(i, chance) for chance in drafts) if sureness else (),
-            is_sampled=candidate.is_sampled,
-        )
-        for i, candidate in enumerate(candidates)
-        if (drafts := chances.get(candidate.seq_id))
-    ]
+            drafted.append(
+                Drafted(
+                    seq_id=candidate.seq_id,
+                    num_draft_tokens=len(drafts),
+                    confidences=tuple(confidences),
+                    is_sampled=candidate.is_sampled,
+                )
+            )
+    return chances, drafted
 
 
 def judge_all(

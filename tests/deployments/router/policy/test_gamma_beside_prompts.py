@@ -84,7 +84,7 @@ class TestBesidePrompts:
             num_beside = prompt_len * num_committed / TEXT_LEN
             return machine.tokens_per_s(gamma, alphas, num_beside=num_beside)
 
-        def speed(seed: int) -> float:
+        def speed() -> float:
             controller, num_texts = machine.controller(), 0
 
             def beside(run: Run) -> int:
@@ -95,12 +95,10 @@ class TestBesidePrompts:
                 num_texts += num_due
                 return prompt_len * num_due
 
-            run = simulate(
-                controller, machine, lambda _: alphas, 600, seed=seed, chance=varied, beside=beside
-            )
+            run = simulate(controller, machine, lambda _: alphas, 600, chance=varied, beside=beside)
             return run.tokens_per_s(200)
 
-        assert mean(speed(seed) for seed in range(2)) > least * max(map(fixed_speed, (0, 1, 2)))
+        assert speed() > least * max(map(fixed_speed, (0, 1, 2)))
 
     def test_drafts_that_do_not_pay_beside_a_prompt_are_made_again_after_it(self) -> None:
         class Narrow(Machine):
@@ -134,8 +132,8 @@ class TestBesidePrompts:
         controller = machine.controller()
         hard = run(controller, 0.02, 300)
         assert sum(map(any, hard.gammas[200:])) < 20
-        later, anew = (run(each, 0.9, 500) for each in (controller, machine.controller()))
-        assert later.tokens_per_s(250) > 0.93 * anew.tokens_per_s(250)
+        later, anew = (run(each, 0.9, 400) for each in (controller, machine.controller()))
+        assert later.tokens_per_s(200) > 0.93 * anew.tokens_per_s(200)
 
     def test_a_long_prompt_makes_drafts_pay_where_they_did_not(self) -> None:
         """One more token made the step a wide one, which it is now anyway."""
@@ -159,7 +157,7 @@ class TestBesidePrompts:
         self, prompt_len: int, machine: Machine
     ) -> None:
         """The load is 32 streams that begin together, and ask again and again."""
-        load = Load(num_streams=32, num_requests=64, prompt_len=prompt_len)
+        load = Load(num_streams=32, num_requests=48, prompt_len=prompt_len)
         plain = load.serve(FixedGamma(0), machine)
         dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
         assert dynamic.first_token_s(0.95) < 1.5 * plain.first_token_s(0.95)
