@@ -62,7 +62,7 @@ def whole(choice: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("commit_len", range(1, 9))
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_a_stream_says_what_the_whole_answer_says(name: str, commit_len: int) -> None:
-    """Whatever the tokens of a commit, with stop strings and without, and cut off at some length."""
+    """Whatever the tokens of a commit, with stop strings and without, and cut off too."""
     template, text = ANSWERS[name]
     async with served(text, template=template, commit_len=commit_len) as client:
         cut_at = (1, 9, 40, 71)[commit_len % 4]
