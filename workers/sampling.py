@@ -219,7 +219,7 @@ def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:
     params = row.params
 
     def known(tokens: Sequence[int]) -> Tensor:
-        """Without those that a draft model has not."""
+        """As indices of scores; a draft model may have fewer tokens than its target."""
         index = torch.tensor(tokens, dtype=torch.long, device=scores.device)
         return index[index < scores.shape[0]]
 

@@ -56,7 +56,7 @@ def test_a_rank_alone_holds_what_is_loaded(family: str, tmp_path: Path) -> None:
 
 
 def test_so_it_does_of_those_that_are_shared(has_all_combinations: bool, tmp_path: Path) -> None:
-    """Of every family of which each rank's share is compared too, or of three."""
+    """All families of which each rank's share is compared too, or three of them."""
     for family in SHARED if has_all_combinations else ("gemma2", "gpt2", "mixtral"):
         check_size(family, tmp_path / family)
 

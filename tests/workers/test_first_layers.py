@@ -40,7 +40,7 @@ def test_so_they_are_where_layers_are_alike(
     tiny_model: LoadModel,
     reference: Callable[[Model], PreTrainedModel],
 ) -> None:
-    """Of all families, or of one dense one and one of experts."""
+    """All such families, or a dense one and one of experts."""
     for family in ALIKE if has_all_combinations else ("phi3", "olmoe"):
         compare_with_transformers(tiny_model(family), reference, family)
 

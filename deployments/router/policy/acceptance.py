@@ -236,7 +236,6 @@ def _kind(drafts: Candidate | Drafted | Outcome) -> Kind:
 
 def _log(confidence: float) -> float:
     """The logarithm of a confidence, within bounds."""
-    if not LEAST_CERTAIN <= confidence <= MOST_CERTAIN:
-        is_sure = MOST_CERTAIN < confidence < math.inf
-        confidence = MOST_CERTAIN if is_sure else LEAST_CERTAIN
-    return math.log(confidence)
+    if not math.isfinite(confidence):
+        confidence = LEAST_CERTAIN
+    return math.log(min(max(confidence, LEAST_CERTAIN), MOST_CERTAIN))

@@ -33,24 +33,24 @@ class Machine:
     """Milliseconds of a round: drafting to a depth, verifying a number of tokens."""
 
     hop: float
-    """Of a call to the drafter."""
+    """What a call to the drafter takes beside its steps."""
     draft_step: float
     verify: float
     verify_token: float
     verify_wide: float = 0.0
     """More than 8 tokens cost this much more, as with matrix kernels that work in blocks."""
     verify_hop: float = 0.0
-    """Of a call to the target."""
+    """What a call to the target takes beside its step."""
     plain_more: float = 0.0
     """A round without drafts costs this much more, as texts are handed out during its step."""
 
     def step_s(self, num_tokens: float) -> float:
-        """Of the target."""
+        """Seconds of a step of the target."""
         is_wide = num_tokens > 8
         return (self.verify + self.verify_token * num_tokens + self.verify_wide * is_wide) / 1e3
 
     def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
-        """Of drafting and of verifying."""
+        """Seconds of drafting and of verifying."""
         more_s = 0.0 if longest else self.plain_more / 1e3
         draft_s = (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
         return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
@@ -186,7 +186,7 @@ class Run:
     gammas: list[list[int]] = field(default_factory=list)
 
     def tokens_per_s(self, start: int = 0, end: int | None = None) -> float:
-        """Of the rounds from `start` to `end`."""
+        """Tokens per second of the rounds from `start` to `end`."""
         return sum(self.tokens[start:end]) / sum(self.times_s[start:end])
 
 
