@@ -160,7 +160,9 @@ class RoundLoop:
             return
         live.in_round = True
         live.own_round = self._tasks.spawn(
-            self._run_round(live.sequence.target.replica_id, [live], num_prefill_tokens=0)
+            self._run_round(
+                live.sequence.target.replica_id, [live], num_prefill_tokens=0, started=self._clock()
+            )
         )
         # not within the task: one that is cancelled before it starts never runs
         live.own_round.add_done_callback(lambda _: self._end_own_round(live))
@@ -176,13 +178,14 @@ class RoundLoop:
         All in one task: the next round's request is sent before the streams have their turn, which
         hand out the texts of the last one while the workers compute.
         """
-        num_prefill_tokens = 0
+        num_prefill_tokens, started = 0, self._clock()
         while members:
             try:
                 num_prefill_tokens = await self._run_round(
-                    replica_id, members, num_prefill_tokens=num_prefill_tokens
+                    replica_id, members, num_prefill_tokens=num_prefill_tokens, started=started
                 )
             finally:
+                started = self._clock()
                 self._leave(members)
                 self._busy_targets.discard(replica_id)
                 members = self._start_rounds(free_target=replica_id)
@@ -202,14 +205,19 @@ class RoundLoop:
             self._digest.observe_live(self.num_live)  # after its last round
 
     async def _run_round(
-        self, replica_id: str | None, members: list[Live], *, num_prefill_tokens: int
+        self,
+        replica_id: str | None,
+        members: list[Live],
+        *,
+        num_prefill_tokens: int,
+        started: float,
     ) -> int:
         """Draft, verify and commit, while the target also has so many tokens of prompts to run.
 
-        Returns how many it has beside the next round.
+        The round has `started` when the one before ended. Returns how many tokens of prompts there
+        are beside the next round.
         """
         num_prefill_next = 0
-        started = self._clock()
         # runs as soon as this round waits for a drafter, or for the target where none is asked
         asyncio.get_running_loop().call_soon(self._digest.run)
         with ended_by_defects(members):

@@ -110,6 +110,9 @@ def record_round(
     is_alone = reply.num_steps == 1 and not (is_prefilled or is_beside_prompts or is_overlapped)
     num_own = sum(len(request.new_tokens) + len(request.draft_tokens) for request in batch)
     ahead_s = max((result.drafting_s for result in reply.results), default=0.0)
+    times = RoundTimes(
+        draft_s=speculated.draft_s + ahead_s, verify_s=verify_s - ahead_s, total_s=total_s
+    )
     return RoundRecord(
         reason=speculated.reason,
         outcomes=outcomes,
@@ -125,11 +128,10 @@ def record_round(
         num_ahead=sum(request.next_k > 0 for request in batch),
         longest_ahead=max(len(result.next_drafts.tokens) for result in reply.results),
         ahead_s=ahead_s if is_alone and reply.num_tokens <= num_own else None,
-        round_s=speculated.draft_s + verify_s,
+        router_s=times.router_s,
+        round_s=total_s,
         is_overlapped=is_overlapped,
         is_after_overlap=speculated.is_after_overlap,
         is_prefill=is_prefilled,
-        times=RoundTimes(
-            draft_s=speculated.draft_s + ahead_s, verify_s=verify_s - ahead_s, total_s=total_s
-        ),
+        times=times,
     )

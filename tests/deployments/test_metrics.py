@@ -90,7 +90,8 @@ def test_tokens_are_counted_as_far_as_they_stand_in_a_text(recorded: Recorded) -
         draft_compute_s=0.125,
         verify_s=0.5,
         verify_compute_s=0.375,
-        round_s=0.75,
+        router_s=0.25,
+        round_s=1.0,
         is_prefill=False,
         times=RoundTimes(draft_s=0.25, verify_s=0.5, total_s=1.0),
     )

@@ -126,8 +126,10 @@ class ObservedRound:
     tokens of this round, as when it also ran part of a prompt or a drafter ran beside it."""
     verify_compute_s: float
     """The part of `verify_s` that the target spent in steps; the rest is the hop."""
+    router_s: float
+    """Seconds that the router itself took, beside drafting and verifying."""
     round_s: float
-    """Seconds of drafting and verifying, clean or not."""
+    """Seconds from the end of the round before to the end of this one, clean or not."""
     num_ahead: int = 0
     """Sequences that the target was asked to draft for itself, for their next round."""
     longest_ahead: int = 0

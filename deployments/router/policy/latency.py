@@ -2,13 +2,15 @@
 
     draft(n, steps)   = draft_hop + steps * draft_factor * D(n)
     ahead(n, steps)   = steps * ahead_factor * T(n, n)
-    verify(n, tokens) = verify_hop + factor * T(n, tokens)
+    verify(n, tokens) = rest + factor * T(n, tokens)
 
 T and D are the workers' own measured tables of their steps, by sequences and tokens. A factor
-follows how much slower steps are than the table says (other load, long contexts), a hop what a call
-takes beside its steps. Rounds without drafts have a factor of their own: where router and workers
-share cores, the texts of the last round are written out during their step. A target that drafts by
-its own first layers takes some share of a whole step for each draft.
+follows how much slower steps are than the table says (other load, long contexts), the hop what a
+call to a drafter takes beside its steps, and the rest what a call to the target does and what the
+router takes between calls, which drafts make rarer. Rounds without drafts have a factor and a rest
+of their own: where router and workers share cores, the texts of the last round are written out
+during their step. A target that drafts by its own first layers takes some share of a whole step for
+each draft.
 
 Without a table, as for the drafters of an app that has none, T and D are 1 for every step.
 """
@@ -150,23 +152,14 @@ def _between(low: Row, high: Row, share: float) -> Row:
     return amounts, np.interp(amounts, *low) * (1.0 + share * (dearer - 1.0))
 
 
-@dataclass(slots=True)
-class _Target:
-    """What is known of the target's steps."""
+@dataclass(slots=True, kw_only=True)
+class _Rounds:
+    """What is known of rounds that ask a drafter, or of those that do not."""
 
-    table: StepTable
-    drafted: Follower
-    """How many times as long as the table says a step with drafts takes."""
-    plain: Follower
-    """How many times as long as the table says a step without drafts takes."""
-    hop: Follower = field(default_factory=lambda: Follower(LEAST_S))
-
-    def observe(
-        self, num_sequences: int, num_tokens: int, step_s: float, *, is_plain: bool
-    ) -> None:
-        """Learn from a step that took so long."""
-        seen, other = (self.plain, self.drafted) if is_plain else (self.drafted, self.plain)
-        seen.observe(step_s / float(self.table.seconds(num_sequences, num_tokens)), kin=other)
+    factor: Follower
+    """How many times as long as the table says a step of the target takes."""
+    rest: Follower = field(default_factory=lambda: Follower(LEAST_S))
+    """Seconds of a round beside drafting and that step."""
 
 
 class Latency:
@@ -175,9 +168,10 @@ class Latency:
     def __init__(
         self, *, target_steps: Sequence[StepTime] = (), draft_steps: Sequence[StepTime] = ()
     ) -> None:
-        table = StepTable(target_steps)
-        drafted, plain = (Follower(1.0, experience=float(bool(table))) for _ in range(2))
-        self._target = _Target(table, drafted, plain)
+        self._target_table = StepTable(target_steps)
+        experience = float(bool(self._target_table))
+        self._drafted = _Rounds(factor=Follower(1.0, experience=experience))
+        self._plain = _Rounds(factor=Follower(1.0, experience=experience))
         self.most_tokens = max((step.num_tokens for step in target_steps), default=0)
         """The tokens of the largest step that the target has measured."""
         self._draft_table = StepTable(draft_steps)
@@ -189,7 +183,7 @@ class Latency:
     @property
     def is_known(self) -> bool:
         """Whether both drafts and verifications with drafts were seen."""
-        return self._draft_factor.is_known and self._target.drafted.is_known
+        return self._draft_factor.is_known and self._drafted.factor.is_known
 
     def draft_s(self, num_sequences: int, num_steps: ArrayLike) -> Floats:
         """Seconds until drafters have made so many steps for these sequences; nearly nothing while
@@ -206,20 +200,22 @@ class Latency:
 
         Shapes: [any] steps -> [any] seconds.
         """
-        whole_s = float(self._target.table.seconds(num_sequences, num_sequences))
+        whole_s = float(self._target_table.seconds(num_sequences, num_sequences))
         step_s = self._ahead_factor.value * whole_s
         return step_s * np.asarray(num_steps, dtype=float)
 
     def verify_s(
         self, num_sequences: int, num_tokens: ArrayLike, *, is_after_drafting: ArrayLike
     ) -> Floats:
-        """Seconds of a verification of so many tokens, drafts and others' included.
+        """Seconds of a round beside drafting: those of the verification of so many tokens, drafts
+        and others' included, and of the router.
 
         Shapes: [any] tokens -> [any] seconds; `is_after_drafting` one for all or [any].
         """
-        target = self._target
-        factor = np.where(is_after_drafting, target.drafted.value, target.plain.value)
-        return target.hop.value + factor * target.table.seconds(num_sequences, num_tokens)
+        drafted, plain = self._drafted, self._plain
+        factor = np.where(is_after_drafting, drafted.factor.value, plain.factor.value)
+        rest_s = np.where(is_after_drafting, drafted.rest.value, plain.rest.value)
+        return rest_s + factor * self._target_table.seconds(num_sequences, num_tokens)
 
     def observe(self, observed: ObservedRound) -> None:
         """Learn from the times of a round that are clean."""
@@ -228,16 +224,16 @@ class Latency:
             self._draft_factor.observe(observed.draft_compute_s / steps_s)
             self._draft_hop.observe(observed.draft_s - observed.draft_compute_s)
         if observed.ahead_s is not None and observed.longest_ahead > 0:
-            whole_s = float(self._target.table.seconds(observed.num_ahead, observed.num_ahead))
+            whole_s = float(self._target_table.seconds(observed.num_ahead, observed.num_ahead))
             self._ahead_factor.observe(observed.ahead_s / (observed.longest_ahead * whole_s))
         if observed.verify_s is not None and observed.num_tokens > 0:
-            self._target.hop.observe(observed.verify_s - observed.verify_compute_s)
-            self._target.observe(
-                observed.num_sequences,
-                observed.num_tokens,
-                observed.verify_compute_s,
-                is_plain=observed.longest_draft == 0,
-            )
+            seen, other = self._plain, self._drafted
+            if observed.longest_draft > 0:
+                seen, other = other, seen
+            step_s = float(self._target_table.seconds(observed.num_sequences, observed.num_tokens))
+            hop_s = observed.verify_s - observed.verify_compute_s
+            seen.factor.observe(observed.verify_compute_s / step_s, kin=other.factor)
+            seen.rest.observe(hop_s + observed.router_s, kin=other.rest)
 
     def _draft_steps(self, num_sequences: int) -> float:
         """What the table says of a draft step, in seconds."""

@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
 from operator import mul
 
 from deployments.router.policy.controller import DynamicGamma
@@ -43,6 +43,8 @@ class Machine:
     """What a call to the target takes beside its step."""
     plain_more: float = 0.0
     """A round without drafts costs this much more, as texts are handed out during its step."""
+    router: float = 0.0
+    """What the router does between a round's calls and before the next round."""
 
     def step_s(self, num_tokens: float) -> float:
         """Seconds of a step of the target."""
@@ -70,7 +72,11 @@ class Machine:
         verified: what runs with a fixed gamma come to, however sure a drafter is of its drafts."""
         num_tokens = num_beside + len(alphas) * (gamma + 1)
         num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
-        return num_committed / sum(self.round_s(gamma, num_tokens))
+        return num_committed / self.expected_s(gamma, num_tokens)
+
+    def expected_s(self, longest: int, num_tokens: float) -> float:
+        """Seconds of a round in the mean."""
+        return sum(self.round_s(longest, num_tokens)) + self.router / 1e3
 
     def measured(self, *, most: int = 512) -> dict[str, list[StepTime]]:
         """The tables that the workers measure when they start, whose steps hold `most` tokens.
@@ -125,6 +131,32 @@ class StalledAtFirst(Machine):
             self.stalls.pop()
             return 6.0 * draft_s, 6.0 * verify_s
         return draft_s, verify_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalling(Machine):
+    """Other processes take its cores now and then, for longer than a step takes."""
+
+    stall: float = 8.0
+    every: int = 9
+    """One in so many calls of a worker meets a stall."""
+    _calls: Iterator[int] = field(default_factory=count)
+
+    @classmethod
+    def like(cls, machine: Machine) -> "Stalling":
+        return cls(**asdict(machine))
+
+    def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
+        draft_s, verify_s = super().round_s(longest, num_tokens)
+        return draft_s + (self._stall_s() if longest else 0.0), verify_s + self._stall_s()
+
+    def _stall_s(self) -> float:
+        return 0.0 if next(self._calls) % self.every else self.stall / 1e3
+
+    def expected_s(self, longest: int, num_tokens: float) -> float:
+        num_calls = 1 + (longest > 0)
+        undisturbed_s = sum(super().round_s(longest, num_tokens)) + self.router / 1e3
+        return undisturbed_s + num_calls * self.stall / 1e3 / self.every
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,5 +367,6 @@ def observe(
         draft_compute_s=draft_s - draft_hop_s,
         verify_s=None if num_beside else verify_s,
         verify_compute_s=verify_s - verify_hop_s,
-        round_s=draft_s + verify_s,
+        round_s=draft_s + verify_s + machine.router / 1e3,
+        router_s=machine.router / 1e3,
     )

@@ -27,6 +27,7 @@ from tests.deployments.router.policy.machines import (
     Machine,
     Reading,
     StalledAtFirst,
+    Stalling,
     simulate,
 )
 from tests.deployments.simulated_drafts import Chance, varied
@@ -72,6 +73,19 @@ def test_what_plain_rounds_take_is_not_taken_for_the_step(
     best = max(SMALL.tokens_per_s(gamma, alphas) for gamma in FIXED)
     num_runs = 3 if has_all_combinations else 1
     assert mean_speed(SMALL, alphas, chance, num_runs=num_runs) > 0.95 * best
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8])
+@pytest.mark.parametrize("has_stalls", [False, True])
+def test_drafts_save_what_the_router_and_others_take_of_each_round(
+    num_sequences: int, has_stalls: bool
+) -> None:
+    """Steps alone would be over sooner without drafts, but rounds are fewer with them."""
+    routed, alphas = replace(SMALL, plain_more=0.0, router=0.6), [0.7] * num_sequences
+    machine = Stalling.like(routed) if has_stalls else routed
+    best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
+    run = simulate(machine.controller(), machine, lambda _: alphas, 1500)
+    assert run.tokens_per_s(300) > 0.95 * best
 
 
 @pytest.mark.parametrize(
@@ -287,7 +301,7 @@ def test_the_target_drafts_itself_where_its_first_layers_are_few(share: float, p
     observed = ObservedRound(
         reason=Reason.BEST, outcomes=(outcome,), num_sequences=1, num_drafted=0, longest_draft=0,
         num_tokens=5, num_committed=3, draft_s=None, draft_compute_s=0.0, verify_s=None,
-        verify_compute_s=0.0, round_s=0.1, num_ahead=1, longest_ahead=4,
+        verify_compute_s=0.0, router_s=0.0, round_s=0.1, num_ahead=1, longest_ahead=4,
         ahead_s=4 * share * float(whole_s),
     )  # fmt: skip
     candidate = Candidate(seq_id="s", max_gamma=4, source="early_exit", maker=Maker.TARGET)

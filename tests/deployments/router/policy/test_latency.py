@@ -15,14 +15,20 @@ def times(*points: tuple[int, int, float]) -> list[StepTime]:
 
 
 def observed(
-    *, longest: int, num_tokens: int, draft: tuple[float, float], verify: tuple[float, float] | None
+    *,
+    longest: int,
+    num_tokens: int,
+    draft: tuple[float, float],
+    verify: tuple[float, float] | None,
+    router_s: float = 0.0,
 ) -> ObservedRound:
     """Times as (hop, steps)."""
     verify_s = None if verify is None else sum(verify)
     return ObservedRound(
         reason=Reason.BEST, outcomes=(), num_sequences=1, num_drafted=1, longest_draft=longest,
         num_tokens=num_tokens, num_committed=1, draft_s=sum(draft), draft_compute_s=draft[1],
-        verify_s=verify_s, verify_compute_s=verify[1] if verify else 0.0, round_s=0.0,
+        verify_s=verify_s, verify_compute_s=verify[1] if verify else 0.0, router_s=router_s,
+        round_s=0.0,
     )  # fmt: skip
 
 
@@ -99,6 +105,25 @@ class TestLatency:
         assert float(latency.verify_s(1, 40, is_after_drafting=True)) == pytest.approx(
             0.003 + 1.5 * 0.049, rel=0.01
         )
+
+    @pytest.mark.parametrize("longest", [0, 1])
+    def test_what_the_router_takes_is_told_apart_by_drafts(self, longest: int) -> None:
+        """With drafts there is more to do, without them texts are written during the step."""
+        latency = Latency(target_steps=times((1, 1, 0.010)))
+        for each in (longest, 1 - longest) * 50:
+            rest_s = 0.002 if each else 0.004
+            latency.observe(
+                observed(
+                    longest=each, num_tokens=1, draft=(0.0, 0.001), verify=(0.0015, 0.010),
+                    router_s=rest_s - 0.0015,
+                )
+            )  # fmt: skip
+        drafted_s, plain_s = (
+            float(latency.verify_s(1, 1, is_after_drafting=is_drafted))
+            for is_drafted in (True, False)
+        )
+        assert drafted_s == pytest.approx(0.012, rel=0.05)
+        assert plain_s == pytest.approx(0.014, rel=0.05)
 
     def test_what_is_not_clean_is_not_learnt(self) -> None:
         latency = Latency(target_steps=times((1, 1, 0.010)))
