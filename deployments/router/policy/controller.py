@@ -67,20 +67,23 @@ class Question:
 
     def is_near(self, other: "Question") -> bool:
         """Whether nothing is new but that sequences have come or gone, some of the others have less
-        room for drafts, or there are more or fewer tokens of prompts."""
+        room for drafts, or prompts have come."""
         before = {candidate.seq_id: candidate for candidate in other.candidates}
         both = [(own, before[own.seq_id]) for own in self.candidates if own.seq_id in before]
-        has_prompts, had_prompts = self.num_prefill_tokens > 0, other.num_prefill_tokens > 0
+        are_prompts_gone = other.num_prefill_tokens > 0 and self.num_prefill_tokens == 0
         return (
-            has_prompts == had_prompts
+            not are_prompts_gone
             and len(both) > 0
             and all(own == its or _has_less_room(own, its) for own, its in both)
         )
 
 
 def _has_less_room(own: Candidate, its: Candidate) -> bool:
-    """Whether the first differs from the second in less room for drafts, and in nothing else."""
-    return own.max_gamma < its.max_gamma and replace(own, max_gamma=its.max_gamma) == its
+    """Whether the first differs from the second in less room for drafts, and in nothing else that
+    matters: where there is none, nothing does."""
+    return own.max_gamma == 0 or (
+        own.max_gamma < its.max_gamma and replace(own, max_gamma=its.max_gamma) == its
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,8 @@ class DynamicGamma:
 
     A plan serves rounds that are alike for some time. The next one is made when a round is
     observed, while the workers are busy, and not when they wait for it. Nor do they wait where
-    drafts did not pay and a sequence has come or gone: that round has none.
+    drafts did not pay and sequences have come or gone, or prompts have come: those rounds have
+    none either, until the plan is old.
     """
 
     def __init__(
@@ -167,13 +171,13 @@ class DynamicGamma:
         self._latency.observe(observed)
         self._exploration.observe(observed)
         self._plan_age_s += observed.round_s
-        is_old = self._is_alike and self._plan_age_s > PLAN_EVERY_S
-        if self._question is not None and (is_old or self._is_overdue):
+        is_served = self._is_alike or self._is_overdue
+        if self._question is not None and is_served and self._plan_age_s > PLAN_EVERY_S:
             self._renew(self._question)
 
     def _plan_for(self, question: Question) -> Plan:
-        """The plan at hand if it serves, or says, for one round, that no drafts pay; or else one
-        that is made now."""
+        """The plan at hand if it serves, or says that no drafts pay; or else one that is made
+        now."""
         self._question, self._is_alike = question, False
         if self._plan is None:
             return self._renew(question)
@@ -181,7 +185,7 @@ class DynamicGamma:
         self._is_alike = question.is_like(asked, plan)
         if self._is_alike:
             return plan
-        if plan.pays or self._is_overdue or not question.is_near(asked):
+        if plan.pays or not question.is_near(asked):
             return self._renew(question)
         self._is_overdue = True
         return plan

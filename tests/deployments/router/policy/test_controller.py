@@ -66,11 +66,15 @@ class Asked:
             self.round(candidates("ab"), seconds=PLAN_EVERY_S / 100)
         self.plans.clear()
 
-    def round(self, candidates: Sequence[Candidate], *, seconds: float) -> list[int]:
+    def round(
+        self, candidates: Sequence[Candidate], *, seconds: float, num_prefill_tokens: int = 0
+    ) -> list[int]:
         """The draft lengths of a round that takes so long, of which the controller is told."""
         names = "".join(candidate.seq_id for candidate in candidates)
         self._doing = f"choose {names}"
-        decision = self.controller.choose(candidates, num_prefill_tokens=0)
+        decision = self.controller.choose(
+            candidates, num_prefill_tokens=num_prefill_tokens
+        )
         self._doing = f"observe {names}"
         self.controller.observe(plain_round(len(candidates), seconds=seconds))
         return decision.gammas
@@ -107,6 +111,14 @@ def test_a_text_near_its_end_needs_no_plan_of_its_own(asked: Asked) -> None:
     assert len(asked.plans) <= 2 + max(length for (length,) in lengths)
 
 
+def test_a_text_whose_last_token_comes_needs_no_plan_of_its_own(asked: Asked) -> None:
+    """Nothing drafts for it any more, so it has no source."""
+    asked.make_drafts_dear()
+    last = [*candidates("a"), Candidate(seq_id="b", max_gamma=0, source="")]
+    asked.round(last, seconds=PLAN_EVERY_S / 100)
+    assert not asked.plans
+
+
 def test_more_drafts_in_hand_are_a_new_question(asked: Asked) -> None:
     def found(num_drafts: int) -> list[int]:
         in_hand = Candidate(
@@ -121,19 +133,17 @@ def test_more_drafts_in_hand_are_a_new_question(asked: Asked) -> None:
     assert max(lengths[3:]) == 6
 
 
-def test_without_drafts_nothing_waits_when_sequences_come_and_go(asked: Asked) -> None:
+@pytest.mark.parametrize("num_prefill_tokens", [0, 16])
+def test_without_drafts_nothing_waits_when_sequences_come_and_go(
+    asked: Asked, num_prefill_tokens: int
+) -> None:
     asked.make_drafts_dear()
-    for names in ("abc", "abc", "bc", "bc"):
-        assert not any(asked.round(candidates(names), seconds=PLAN_EVERY_S / 100))
-    assert asked.plans == ["observe abc", "observe bc"]
-
-
-def test_that_goes_for_one_round_only(asked: Asked) -> None:
-    """Should a round have failed, the controller is not told of it."""
-    asked.make_drafts_dear()
-    for names in ("abc", "abcd"):
-        asked.controller.choose(candidates(names), num_prefill_tokens=0)
-    assert len(asked.plans) == 1
+    for names in ("abc", "bc", "bcd", "bcd", "bcde"):
+        lengths = asked.round(
+            candidates(names), seconds=0.3 * PLAN_EVERY_S, num_prefill_tokens=num_prefill_tokens
+        )
+        assert not any(lengths)
+    assert asked.plans == ["observe bcd"]
 
 
 @pytest.mark.parametrize(
