@@ -51,30 +51,33 @@ class Question:
     candidates: tuple[Candidate, ...]
     num_prefill_tokens: int
 
-    def is_like(self, other: "Question", plan: Plan) -> bool:
-        """Whether a plan for the other question answers this one too: for the same sequences, with
-        no more room for drafts than there was, and enough."""
-        return (
-            self.num_prefill_tokens == other.num_prefill_tokens
-            and len(self.candidates) == len(other.candidates)
-            and all(
-                own == its or (gamma <= own.max_gamma and _has_less_room(own, its))
-                for own, its, gamma in zip(
-                    self.candidates, other.candidates, plan.gammas, strict=True
-                )
-            )
-        )
-
-    def is_near(self, other: "Question") -> bool:
-        """Whether nothing is new but that sequences have come or gone, some of the others have less
-        room for drafts, or prompts have come."""
+    def is_near(self, other: "Question", *, plan: Plan) -> bool:
+        """Whether a plan for the other question serves this one: nothing is new but that sequences
+        have come or gone and some of the others have less room for drafts; or prompts have come,
+        beside which drafts are made if they pay without any."""
         before = {candidate.seq_id: candidate for candidate in other.candidates}
         both = [(own, before[own.seq_id]) for own in self.candidates if own.seq_id in before]
-        are_prompts_gone = other.num_prefill_tokens > 0 and self.num_prefill_tokens == 0
+        has_prompts, had_prompts = self.num_prefill_tokens > 0, other.num_prefill_tokens > 0
         return (
-            not are_prompts_gone
+            (has_prompts == had_prompts or (has_prompts and not plan.pays))
             and len(both) > 0
             and all(own == its or _has_less_room(own, its) for own, its in both)
+        )
+
+    def adapted(self, plan: Plan, *, asked: "Question") -> Plan:
+        """A plan for a question that this one is near to, with the draft lengths of these
+        sequences: those that have come have the longest ones."""
+        lengths = {
+            candidate.seq_id: gamma
+            for candidate, gamma in zip(asked.candidates, plan.gammas, strict=True)
+        }
+        longest = max(plan.gammas)
+        return replace(
+            plan,
+            gammas=[
+                min(candidate.max_gamma, lengths.get(candidate.seq_id, longest))
+                for candidate in self.candidates
+            ],
         )
 
 
@@ -96,10 +99,8 @@ class Planned(Decision):
 class DynamicGamma:
     """A controller that learns from what it is told of the rounds.
 
-    A plan serves rounds that are alike for some time. The next one is made when a round is
-    observed, while the workers are busy, and not when they wait for it. Nor do they wait where
-    drafts did not pay and sequences have come or gone, or prompts have come: those rounds have
-    none either, until the plan is old.
+    A plan serves rounds that are much alike for some time. The next one is made when a round is
+    observed, while the workers are busy, and not when they wait for it.
     """
 
     def __init__(
@@ -120,10 +121,6 @@ class DynamicGamma:
         """The plan at hand, and what it was made for."""
         self._plan_age_s = 0.0
         """Seconds of rounds since it was made."""
-        self._is_alike = False
-        """Whether the plan at hand was made before the last question and served it."""
-        self._is_overdue = False
-        """Whether the last question was answered by a plan for others."""
 
     def use_steps(
         self, *, target_steps: Sequence[StepTime], draft_steps: Sequence[StepTime]
@@ -141,7 +138,7 @@ class DynamicGamma:
             self._is_idle = not plan.pays
         if num_prefill_tokens == 0 or not (plan.pays or self._is_drafting):
             is_try = self._exploration.begins(plan)
-        if is_try and self._is_overdue:
+        if is_try and not plan.pays:  # it may be for others
             plan = self._renew(question)
             is_try = not plan.pays
         self._is_drafting = plan.pays != is_try
@@ -171,24 +168,20 @@ class DynamicGamma:
         self._latency.observe(observed)
         self._exploration.observe(observed)
         self._plan_age_s += observed.round_s
-        is_served = self._is_alike or self._is_overdue
-        if self._question is not None and is_served and self._plan_age_s > PLAN_EVERY_S:
+        if self._question is not None and self._plan_age_s > PLAN_EVERY_S:
             self._renew(self._question)
 
     def _plan_for(self, question: Question) -> Plan:
-        """The plan at hand if it serves, or says that no drafts pay; or else one that is made
-        now."""
-        self._question, self._is_alike = question, False
+        """The plan at hand if it serves, or else one that is made now."""
+        self._question = question
         if self._plan is None:
             return self._renew(question)
         asked, plan = self._plan
-        self._is_alike = question.is_like(asked, plan)
-        if self._is_alike:
+        if question == asked:
             return plan
-        if plan.pays or not question.is_near(asked):
-            return self._renew(question)
-        self._is_overdue = True
-        return plan
+        if question.is_near(asked, plan=plan):
+            return question.adapted(plan, asked=asked)
+        return self._renew(question)
 
     def _renew(self, question: Question) -> Plan:
         """Make a plan, by what is known now."""
@@ -203,7 +196,7 @@ class DynamicGamma:
             self._latency,
             self._prompts(question.num_prefill_tokens),
         )
-        self._plan, self._plan_age_s, self._is_overdue = (question, plan), 0.0, False
+        self._plan, self._plan_age_s = (question, plan), 0.0
         return plan
 
     def forget(self, seq_id: str) -> None:

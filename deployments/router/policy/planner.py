@@ -66,8 +66,8 @@ class Plan:
     """Whether a drafter is asked before the verification; see `Latency.verify_s`."""
     time_s: float
     """Seconds of drafting and verifying."""
-    num_expected: float
-    """Tokens that the round is expected to bring."""
+    num_more: float
+    """Tokens that the drafts are expected to bring, beside those of a round without."""
     plain_s: float
     """Seconds of the round without drafts."""
     prompts: Prompts
@@ -77,8 +77,7 @@ class Plan:
     @property
     def loss_s(self) -> float:
         """What the drafts lose, in seconds; below 0 if they are worth their time."""
-        num_more = self.num_expected - len(self.gammas)
-        return self.time_s - self.plain_s - num_more / self.tokens_per_s
+        return self.time_s - self.plain_s - self.num_more / self.tokens_per_s
 
     @property
     def pays(self) -> bool:
@@ -124,7 +123,7 @@ def _plan(
     alone_s, plain_s = plain_step_s(0), plain_step_s(num_beside)
     if not len(thresholds):
         return Plan(
-            gammas=[0] * num_sequences, time_s=plain_s, num_expected=num_sequences,
+            gammas=[0] * num_sequences, time_s=plain_s, num_more=0.0,
             plain_s=plain_s, prompts=prompts, tokens_per_s=num_sequences / alone_s,
         )  # fmt: skip
     is_taken = survival >= thresholds[:, None, None, None]
@@ -155,7 +154,7 @@ def _plan(
         draft_s=float(made_s[best, last]),
         is_after_drafting=bool(draft_s[best, last] > 0.0),
         time_s=float(all_s[best, last]) if gains[best, last] > -math.inf else math.inf,
-        num_expected=float(expected[best, last]),
+        num_more=float(expected[best, last]) - num_sequences,
         plain_s=plain_s,
         prompts=prompts,
         tokens_per_s=rate,

@@ -4,13 +4,8 @@ import random
 from dataclasses import dataclass
 
 from deployments.router.policy.gamma import Candidate, GammaController
-from tests.deployments.router.policy.machines import (
-    MAX_GAMMA,
-    Machine,
-    draw_drafts,
-    judge_all,
-    observe,
-)
+from tests.deployments.router.policy.machines import MAX_GAMMA, Machine
+from tests.deployments.router.policy.simulation import draw_drafts, judge_all, observe
 from tests.deployments.simulated_drafts import confidence, varied
 
 

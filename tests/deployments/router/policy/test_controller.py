@@ -11,7 +11,8 @@ from deployments.router.policy.controller import PLAN_EVERY_S, DynamicGamma, Que
 from deployments.router.policy.exploration import FREE_TRIES
 from deployments.router.policy.gamma import Candidate, Maker, ObservedRound, Reason
 from deployments.router.policy.planner import Plan, best_plan
-from tests.deployments.router.policy.machines import CPU, simulate
+from tests.deployments.router.policy.machines import CPU
+from tests.deployments.router.policy.simulation import simulate
 from tests.deployments.simulated_drafts import varied
 
 
@@ -25,8 +26,10 @@ class LatePlanner(DynamicGamma):
         self._is_due = self._is_due or self._plan_age_s == 0.0
 
     def _plan_for(self, question: Question) -> Plan:
-        if self._is_due and self._plan is not None and question.is_like(*self._plan):
-            self._renew(question)
+        if self._is_due and self._plan is not None:
+            asked, plan = self._plan
+            if question.is_near(asked, plan=plan):
+                self._renew(question)
         self._is_due = False
         return super()._plan_for(question)
 
@@ -72,9 +75,7 @@ class Asked:
         """The draft lengths of a round that takes so long, of which the controller is told."""
         names = "".join(candidate.seq_id for candidate in candidates)
         self._doing = f"choose {names}"
-        decision = self.controller.choose(
-            candidates, num_prefill_tokens=num_prefill_tokens
-        )
+        decision = self.controller.choose(candidates, num_prefill_tokens=num_prefill_tokens)
         self._doing = f"observe {names}"
         self.controller.observe(plain_round(len(candidates), seconds=seconds))
         return decision.gammas
@@ -89,10 +90,19 @@ def candidates(seq_ids: str, *, max_gamma: int = 8) -> list[Candidate]:
     return [Candidate(seq_id=seq_id, max_gamma=max_gamma) for seq_id in seq_ids]
 
 
-def test_a_round_like_the_last_ones_waits_for_no_plan(asked: Asked) -> None:
-    for names in ("ab", "ab", "ab", "b", "ab"):
+def test_a_round_much_like_the_last_ones_waits_for_no_plan(asked: Asked) -> None:
+    for names in ("ab", "ab", "ab", "b", "bc"):
         asked.round(candidates(names), seconds=0.8 * PLAN_EVERY_S)
-    assert asked.plans == ["choose ab", "observe ab", "choose b", "choose ab"]
+    assert asked.plans == ["choose ab", "observe ab", "observe b"]
+
+
+def test_a_sequence_that_has_come_drafts_as_far_as_any_other(asked: Asked) -> None:
+    for _ in range(2):
+        a, b = asked.round(candidates("ab"), seconds=PLAN_EVERY_S / 100)
+    assert min(a, b) > 0
+    others = [*candidates("bc"), *candidates("d", max_gamma=1), *candidates("e", max_gamma=0)]
+    assert asked.round(others, seconds=PLAN_EVERY_S / 100) == [b, max(a, b), 1, 0]
+    assert asked.plans == ["choose ab"]
 
 
 def test_short_rounds_share_a_plan(asked: Asked) -> None:
@@ -159,6 +169,16 @@ def test_what_may_be_worth_drafts_is_planned_for(asked: Asked, others: list[Cand
     asked.make_drafts_dear()
     asked.round(others, seconds=PLAN_EVERY_S / 100)
     assert [plan.split()[0] for plan in asked.plans] == ["choose"]
+
+
+@pytest.mark.parametrize("num_prefill_tokens", [(0, 200), (200, 0)])
+def test_where_drafts_pay_prompts_that_come_or_go_are_planned_for(
+    asked: Asked, num_prefill_tokens: tuple[int, int]
+) -> None:
+    """They must not wait for long."""
+    for each in num_prefill_tokens:
+        asked.round(candidates("ab"), seconds=PLAN_EVERY_S / 100, num_prefill_tokens=each)
+    assert asked.plans == ["choose ab"] * 2
 
 
 def plain_round(num_sequences: int, *, seconds: float) -> ObservedRound:

@@ -12,9 +12,9 @@ from deployments.router.policy.planner import Plan, Prompts
 
 def plan(*, drafts_pay: bool) -> Plan:
     """For one sequence: 10 ms without drafts, 20 ms with them for 3 tokens or for 1.1."""
-    num_expected = 3.0 if drafts_pay else 1.1
+    num_more = 2.0 if drafts_pay else 0.1
     return Plan(
-        gammas=[2], time_s=0.020, num_expected=num_expected, plain_s=0.010, prompts=Prompts(),
+        gammas=[2], time_s=0.020, num_more=num_more, plain_s=0.010, prompts=Prompts(),
         tokens_per_s=150.0 if drafts_pay else 100.0,
     )  # fmt: skip
 

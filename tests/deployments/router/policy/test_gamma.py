@@ -28,8 +28,8 @@ from tests.deployments.router.policy.machines import (
     Reading,
     StalledAtFirst,
     Stalling,
-    simulate,
 )
+from tests.deployments.router.policy.simulation import simulate
 from tests.deployments.simulated_drafts import Chance, varied
 
 DRAFTS: list[tuple[float, Chance | None]] = [
@@ -97,10 +97,15 @@ def test_plain_rounds_do_not_seem_dear_for_long_because_the_first_were_stalls(
 ) -> None:
     """Drafts do not pay, and would be made for ever, as if nothing were learnt of plain rounds."""
     alphas = [0.05] * num_sequences
-    run = simulate(
-        machine.controller(), StalledAtFirst.like(machine), lambda _: alphas, 400, chance=varied
-    )
-    assert run.tokens_per_s(30) > 0.87 * machine.tokens_per_s(0, alphas)
+    runs = [
+        simulate(
+            machine.controller(), StalledAtFirst.like(machine), lambda _: alphas, 400,
+            chance=varied, seed=seed,
+        )
+        for seed in range(3)
+    ]  # fmt: skip
+    speed = mean(run.tokens_per_s(30) for run in runs)
+    assert speed > 0.84 * machine.tokens_per_s(0, alphas)
 
 
 @pytest.mark.parametrize("machine", [SMALL, CPU, REMOTE], ids=["small", "cpu", "remote"])

@@ -18,9 +18,8 @@ from tests.deployments.router.policy.machines import (
     NODES,
     WIDE,
     Machine,
-    Run,
-    simulate,
 )
+from tests.deployments.router.policy.simulation import Run, simulate
 from tests.deployments.simulated_drafts import varied
 
 TEXT_LEN = 128
