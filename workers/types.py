@@ -287,10 +287,11 @@ class ProposeResult(WorkResult):
 
     draft_tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
-    """One per draft token, in (0, 1]: how far ahead of the other tokens it was. Empty where the
-    drafter cannot say."""
+    """One per draft token, in (0, 1]: how far ahead of the others it was; empty if unknown."""
     law: tuple[bytes, ...] = ()
     """See DraftTokens."""
+    further_s: float = field(default=0.0, compare=False)
+    """Seconds of the step that went into further drafts than the first, of all its sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,7 @@ def record_round(
         num_committed=num_committed,
         draft_s=speculated.draft_s if speculated.is_typical else None,
         draft_compute_s=speculated.compute_s,
+        draft_further_s=speculated.further_s,
         verify_s=verify_s - ahead_s if is_alone else None,
         verify_compute_s=reply.compute_s - ahead_s,
         num_ahead=sum(request.next_k > 0 for request in batch),

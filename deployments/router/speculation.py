@@ -61,6 +61,7 @@ class Speculated:
     """Whether some of them were made during the last verification."""
     draft_s: float = 0.0
     compute_s: float = 0.0
+    further_s: float = 0.0
 
 
 class Speculation:
@@ -133,6 +134,7 @@ class Speculation:
             is_after_overlap=proposed.is_after_prefetch,
             draft_s=self._clock() - started,
             compute_s=proposed.compute_s,
+            further_s=proposed.further_s,
         )
 
     def _begin(self, turns: Sequence[Turn], last_gamma: int) -> Speculated:

@@ -80,6 +80,7 @@ class CheapDrafts(DynamicGamma):
                 verify_compute_s=1.0,
                 draft_s=None if observed.draft_s is None else 1e-6,
                 draft_compute_s=0.0,
+                draft_further_s=0.0,
                 ahead_s=None if observed.ahead_s is None else 1e-6,
                 router_s=0.0,
                 round_s=1.0 if observed.reason is Reason.BEST else 10.0,

@@ -88,6 +88,7 @@ def test_tokens_are_counted_as_far_as_they_stand_in_a_text(recorded: Recorded) -
         num_committed=6,
         draft_s=None,
         draft_compute_s=0.125,
+        draft_further_s=0.0,
         verify_s=0.5,
         verify_compute_s=0.375,
         router_s=0.25,

@@ -1,7 +1,7 @@
 """The model drafter: a small model that guesses what the target will say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,14 +102,15 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
     def _serve(self, runs: Sequence[ScheduledRun[ProposeRequest]]) -> list[ProposeResult]:
         entries = [self._start(run) for run in runs]
         self._catch_up(entries)
-        drafting = entries
+        started, drafting = self._clock(), entries
         while drafting := [entry for entry in drafting if entry.wants_more]:
             self._draft(drafting)
+        further_s = self._clock() - started
         answers = []
         for entry in entries:
             if entry.run.is_last and entry.sequence.seq_id in self._backlog:
                 with self._isolated(entry.sequence.seq_id):
-                    answers.append(self._answer(entry))
+                    answers.append(replace(self._answer(entry), further_s=further_s))
         return answers
 
     def _start(self, run: ScheduledRun[ProposeRequest]) -> Drafting:

@@ -82,6 +82,8 @@ class Proposed:
     """Sequences that workers were asked about in this round: not those with drafts in hand."""
     compute_s: float = 0.0
     """Seconds that workers spent in steps: of several workers the one that took longest."""
+    further_s: float = 0.0
+    """The part of `compute_s` that went into further drafts than the first of each sequence."""
     is_typical: bool = False
     """Whether the workers did nothing but draft meanwhile, so that the time tells what drafting
     costs."""
@@ -95,6 +97,7 @@ class Proposed:
             drafts={seq_id: drafts for part in parts for seq_id, drafts in part.drafts.items()},
             num_asked=sum(part.num_asked for part in parts),
             compute_s=max((part.compute_s for part in parts), default=0.0),
+            further_s=max((part.further_s for part in parts), default=0.0),
             is_typical=bool(parts) and all(part.is_typical for part in parts),
             is_after_prefetch=any(part.is_after_prefetch for part in parts),
         )

@@ -136,6 +136,7 @@ class PooledDrafter:
             drafts=drafts,
             num_asked=len(batch),
             compute_s=reply.compute_s,
+            further_s=max((result.further_s for result in reply.results), default=0.0),
             is_typical=reply.num_steps == 1 and reply.num_tokens <= num_own,
         )
 

@@ -120,7 +120,10 @@ class ObservedRound:
     """Seconds from asking the drafters to their answer. None if they also did something else, such
     as reading a prompt, or began before the round: such a time says nothing of what drafts cost."""
     draft_compute_s: float
-    """The part of `draft_s` that the drafters spent in steps; the rest is the hop."""
+    """The part of `draft_s` that the drafters spent in steps."""
+    draft_further_s: float
+    """The part of it that went into further drafts than the first of each sequence, before which a
+    drafter reads what is new."""
     verify_s: float | None
     """Seconds from asking the target to its answer. None if that was not exactly one step with the
     tokens of this round, as when it also ran part of a prompt or a drafter ran beside it."""

@@ -6,11 +6,11 @@
 
 T and D are the workers' own measured tables of their steps, by sequences and tokens. A factor
 follows how much slower steps are than the table says (other load, long contexts), the hop what a
-call to a drafter takes beside its steps, and the rest what a call to the target does and what the
-router takes between calls, which drafts make rarer. Rounds without drafts have a factor and a rest
-of their own: where router and workers share cores, the texts of the last round are written out
-during their step. A target that drafts by its own first layers takes some share of a whole step for
-each draft.
+call to a drafter takes beside its drafts, as by reading what is new before the first, and the rest
+what a call to the target does and what the router takes between calls, which drafts make rarer.
+Rounds without drafts have a factor and a rest of their own: where router and workers share cores,
+the texts of the last round are written out during their step. A target that drafts by its own first
+layers takes some share of a whole step for each draft.
 
 Without a table, as for the drafters of an app that has none, T and D are 1 for every step.
 """
@@ -183,7 +183,7 @@ class Latency:
     @property
     def is_known(self) -> bool:
         """Whether both drafts and verifications with drafts were seen."""
-        return self._draft_factor.is_known and self._drafted.factor.is_known
+        return self._draft_hop.is_known and self._drafted.factor.is_known
 
     def draft_s(self, num_sequences: int, num_steps: ArrayLike) -> Floats:
         """Seconds until drafters have made so many steps for these sequences; nearly nothing while
@@ -220,9 +220,12 @@ class Latency:
     def observe(self, observed: ObservedRound) -> None:
         """Learn from the times of a round that are clean."""
         if observed.draft_s is not None and observed.longest_draft > 0:
-            steps_s = observed.longest_draft * self._draft_steps(observed.num_drafted)
-            self._draft_factor.observe(observed.draft_compute_s / steps_s)
-            self._draft_hop.observe(observed.draft_s - observed.draft_compute_s)
+            step_s = self._draft_steps(observed.num_drafted)
+            num_further = observed.longest_draft - 1
+            if num_further > 0 and observed.draft_further_s > 0.0:
+                self._draft_factor.observe(observed.draft_further_s / (num_further * step_s))
+            first_s = self._draft_factor.value * step_s
+            self._draft_hop.observe(observed.draft_s - observed.draft_further_s - first_s)
         if observed.ahead_s is not None and observed.longest_ahead > 0:
             whole_s = float(self._target_table.seconds(observed.num_ahead, observed.num_ahead))
             self._ahead_factor.observe(observed.ahead_s / (observed.longest_ahead * whole_s))

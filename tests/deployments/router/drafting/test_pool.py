@@ -3,7 +3,15 @@
 from deployments.router.drafting import remote
 from deployments.router.drafting.protocol import DraftRequest, Offer, Proposed
 from deployments.router.drafting.remote import PooledDrafter
-from tests.deployments.loops import CACHE, Models, Stream, make_params, wait_until
+from tests.deployments.loops import (
+    CACHE,
+    Models,
+    Stream,
+    make_params,
+    run_all,
+    running_loop,
+    wait_until,
+)
 from tests.fakes import LocalWorkers, ScriptedDrafter
 from workers.drafters.model import ModelDrafter
 from workers.paged_model import CacheOptions
@@ -77,3 +85,20 @@ class TestPool:
             seen.append(proposed.is_typical)
         assert seen == [True, True, True, False, False, True]
         await drafts.close()
+
+    async def test_the_time_of_further_drafts_than_the_first_is_told_apart(
+        self, models: Models
+    ) -> None:
+        """Each token that the drafter runs takes a second."""
+
+        def make() -> ModelDrafter:
+            drafter = ModelDrafter(models.draft, CACHE)
+            drafter._clock = lambda: float(drafter.num_tokens_run)
+            return drafter
+
+        async with running_loop(models, gamma=3, drafts=LocalWorkers(make)) as (loop, _, observer):
+            await run_all(loop, [make_params(4)], concurrency=1)
+        drafted = [record for record in observer.records if record.outcomes]
+        assert drafted
+        for record in drafted:
+            assert record.draft_further_s == record.longest_draft - 1

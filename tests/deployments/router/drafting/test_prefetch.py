@@ -50,6 +50,7 @@ def share_overlapped(
                 num_committed=1,
                 draft_s=None if was_overlapped else draft_s,
                 draft_compute_s=0.6 * draft_s,
+                draft_further_s=0.3 * draft_s,
                 verify_s=None if is_overlapped else verify_s,
                 verify_compute_s=0.9 * verify_s,
                 router_s=0.0,
@@ -88,7 +89,8 @@ class TestPolicy:
                 ObservedRound(
                     reason=Reason.FIXED, outcomes=(), num_sequences=1, num_drafted=0,
                     longest_draft=0, num_tokens=1, num_committed=1,
-                    draft_s=None, draft_compute_s=0.0, verify_s=0.03, verify_compute_s=0.03,
+                    draft_s=None, draft_compute_s=0.0, draft_further_s=0.0,
+                    verify_s=0.03, verify_compute_s=0.03,
                     router_s=0.0,
                     round_s=0.03,
                 )

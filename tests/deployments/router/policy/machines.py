@@ -21,6 +21,8 @@ class Machine:
     hop: float
     """What a call to the drafter takes beside its steps."""
     draft_step: float
+    first_draft: float = 0.0
+    """What a drafter's step takes beside its drafts: it reads what is new first."""
     verify: float
     verify_token: float
     verify_wide: float = 0.0
@@ -40,13 +42,20 @@ class Machine:
     def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
         """Seconds of drafting and of verifying."""
         more_s = 0.0 if longest else self.plain_more / 1e3
-        draft_s = (self.hop + self.draft_step * longest) / 1e3 if longest else 0.0
+        whole_draft = self.hop + self._reading + self.draft_step * longest
+        draft_s = whole_draft / 1e3 if longest else 0.0
         return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
 
-    def draft_hop_share(self, longest: float) -> float:
-        """The part of the last round's drafting time that was the hop, where that many drafts were
-        made; asked before `is_clean`."""
-        return self.hop / (self.hop + self.draft_step * longest)
+    @property
+    def _reading(self) -> float:
+        """Milliseconds that the drafter reads before the first draft."""
+        return self.first_draft
+
+    def draft_shares(self, longest: int) -> tuple[float, float]:
+        """The parts of the last round's drafting time that were the hop, and further drafts than
+        the first, where that many were made; asked before `is_clean`."""
+        whole = self.hop + self._reading + self.draft_step * longest
+        return self.hop / whole, self.draft_step * max(0, longest - 1) / whole
 
     def is_clean(self, longest: int) -> bool:
         """Whether the drafters of the last round did nothing else; asked once."""
@@ -158,19 +167,10 @@ class Reading(Machine):
     def like(cls, machine: Machine, **more: int) -> "Reading":
         return cls(**asdict(machine), **more)
 
-    def round_s(self, longest: int, num_tokens: float) -> tuple[float, float]:
-        draft_s, verify_s = super().round_s(longest, num_tokens)
-        if longest:
-            draft_s += self.draft_step / 1e3 * self._num_read
-        return draft_s, verify_s
-
     @property
-    def _num_read(self) -> float:
-        """As many drafts take as long as reading what is unread."""
-        return self.num_drafts * min(1.0, len(self._unread) / 50)
-
-    def draft_hop_share(self, longest: float) -> float:
-        return super().draft_hop_share(longest + self._num_read)
+    def _reading(self) -> float:
+        share = min(1.0, len(self._unread) / 50)
+        return super()._reading + self.draft_step * self.num_drafts * share
 
     def is_clean(self, longest: int) -> bool:
         is_clean = len(self._unread) <= longest

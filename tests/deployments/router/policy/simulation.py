@@ -164,7 +164,7 @@ def observe(
     verify_s: float,
 ) -> ObservedRound:
     """What the controller is told of a round that took so long."""
-    draft_hop_s = draft_s * machine.draft_hop_share(longest)
+    hop_share, further_share = machine.draft_shares(longest)
     verify_hop_s = machine.verify_hop / 1e3
     return ObservedRound(
         reason=decision.reason,
@@ -175,7 +175,8 @@ def observe(
         num_tokens=num_own + num_beside,
         num_committed=num_sequences + sum(outcome.num_accepted for outcome in outcomes),
         draft_s=draft_s if machine.is_clean(longest) else None,
-        draft_compute_s=draft_s - draft_hop_s,
+        draft_compute_s=draft_s * (1.0 - hop_share),
+        draft_further_s=draft_s * further_share,
         verify_s=None if num_beside else verify_s,
         verify_compute_s=verify_s - verify_hop_s,
         round_s=draft_s + verify_s + machine.router / 1e3,

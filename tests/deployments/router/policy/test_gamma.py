@@ -88,6 +88,16 @@ def test_drafts_save_what_the_router_and_others_take_of_each_round(
     assert run.tokens_per_s(300) > 0.95 * best
 
 
+@pytest.mark.parametrize("num_sequences", [1, 8])
+def test_what_a_drafter_reads_first_is_no_part_of_every_draft(num_sequences: int) -> None:
+    """One draft each never pays, which says nothing of four."""
+    machine = replace(SMALL, plain_more=0.0, first_draft=1.8, router=0.6)
+    alphas = [0.8] * num_sequences
+    best = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
+    run = simulate(machine.controller(), machine, lambda _: alphas, 1000)
+    assert run.tokens_per_s(300) > 0.95 * best
+
+
 @pytest.mark.parametrize(
     "machine", [SMALL, CPU, REMOTE, FULL], ids=["small", "cpu", "remote", "full"]
 )
@@ -305,7 +315,8 @@ def test_the_target_drafts_itself_where_its_first_layers_are_few(share: float, p
     )  # fmt: skip
     observed = ObservedRound(
         reason=Reason.BEST, outcomes=(outcome,), num_sequences=1, num_drafted=0, longest_draft=0,
-        num_tokens=5, num_committed=3, draft_s=None, draft_compute_s=0.0, verify_s=None,
+        num_tokens=5, num_committed=3, draft_s=None, draft_compute_s=0.0, draft_further_s=0.0,
+        verify_s=None,
         verify_compute_s=0.0, router_s=0.0, round_s=0.1, num_ahead=1, longest_ahead=4,
         ahead_s=4 * share * float(whole_s),
     )  # fmt: skip

@@ -27,6 +27,7 @@ def observed(
     return ObservedRound(
         reason=Reason.BEST, outcomes=(), num_sequences=1, num_drafted=1, longest_draft=longest,
         num_tokens=num_tokens, num_committed=1, draft_s=sum(draft), draft_compute_s=draft[1],
+        draft_further_s=draft[1] * (longest - 1) / max(1, longest),
         verify_s=verify_s, verify_compute_s=verify[1] if verify else 0.0, router_s=router_s,
         round_s=0.0,
     )  # fmt: skip
