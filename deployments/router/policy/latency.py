@@ -72,7 +72,7 @@ class Follower:
             kin.value, kin.experience = self.value, 1.0
         elif kin is not None:
             share = self.experience / (self.experience + kin.experience)
-            kin.value *= math.exp(share * max(rate, 1.0 / self.experience) * error)
+            kin.value *= math.exp(share * error / self.experience)
             kin.experience *= (1.0 - rate) / (1.0 - RATE)
 
 

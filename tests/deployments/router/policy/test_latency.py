@@ -1,6 +1,6 @@
 """What is known of the times of steps, against machines that are known."""
 
-import random
+from random import Random
 
 import numpy as np
 import pytest
@@ -73,15 +73,24 @@ class TestFollower:
 
     @pytest.mark.parametrize("factor", [0.05, 0.5, 2.0, 20.0])
     def test_a_machine_that_changes_is_soon_known(self, factor: float) -> None:
-        follower, rng = Follower(1.0), random.Random(0)
+        follower, rng = Follower(1.0), Random(0)
         for _ in range(100):
             follower.observe(rng.uniform(0.9, 1.1))
         for _ in range(40):
             follower.observe(factor * rng.uniform(0.9, 1.1))
         assert follower.value == pytest.approx(factor, rel=0.15)
 
+    def test_stalls_leave_kin_where_it_is(self) -> None:
+        """What is not seen for long goes up and down with what is, by the same factor."""
+        seen, kin, rng = Follower(1.0, experience=1.0), Follower(2.0, experience=1.0), Random(0)
+        kin.observe(2.0)
+        for _ in range(3000):
+            stall = 8.0 if rng.random() < 0.15 else 1.0
+            seen.observe(stall * rng.uniform(0.8, 1.2), kin=kin)
+        assert kin.value / seen.value == pytest.approx(2.0, rel=0.3)
+
     def test_noise_is_averaged(self) -> None:
-        follower, rng, values = Follower(1.0), random.Random(0), []
+        follower, rng, values = Follower(1.0), Random(0), []
         for _ in range(2000):
             follower.observe(rng.gammavariate(8, 1 / 8))
             values.append(follower.value)
@@ -144,7 +153,7 @@ class TestLatency:
                 observed(longest=0, num_tokens=1, draft=(0.0, 0.0), verify=(0.001, 0.01 * factor))
             )
         drafted = float(latency.verify_s(1, 1, is_after_drafting=True))
-        assert drafted == pytest.approx(0.001 + 0.01 * factor, rel=0.15)
+        assert drafted == pytest.approx(0.001 + 0.01 * factor, rel=0.3)
 
     def test_drafts_that_were_never_seen_clean_are_no_faster_for_that(self) -> None:
         """As beside prompts, or while drafters go on: the table alone would make them cheap."""
