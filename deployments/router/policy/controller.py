@@ -138,7 +138,7 @@ class DynamicGamma:
             self._is_idle = not plan.pays
         if num_prefill_tokens == 0 or not (plan.pays or self._is_drafting):
             is_try = self._exploration.begins(plan)
-        if is_try and not plan.pays:  # it may be for others
+        if is_try and not plan.pays:  # the plan may have been made for other sequences
             plan = self._renew(question)
             is_try = not plan.pays
         self._is_drafting = plan.pays != is_try

@@ -122,8 +122,8 @@ class ObservedRound:
     draft_compute_s: float
     """The part of `draft_s` that the drafters spent in steps."""
     draft_further_s: float
-    """The part of it that went into further drafts than the first of each sequence, before which a
-    drafter reads what is new."""
+    """The part of `draft_compute_s` that went into further drafts than the first of each sequence,
+    before which a drafter reads what is new."""
     verify_s: float | None
     """Seconds from asking the target to its answer. None if that was not exactly one step with the
     tokens of this round, as when it also ran part of a prompt or a drafter ran beside it."""

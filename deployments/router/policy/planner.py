@@ -65,7 +65,7 @@ class Plan:
     is_after_drafting: bool = False
     """Whether a drafter is asked before the verification; see `Latency.verify_s`."""
     time_s: float
-    """Seconds of drafting and verifying."""
+    """Seconds of the round with them."""
     num_more: float
     """Tokens that the drafts are expected to bring, beside those of a round without."""
     plain_s: float

@@ -234,9 +234,7 @@ class TestDraftSide:
                         reason=decision.reason, outcomes=(outcome,), num_sequences=1,
                         num_drafted=1, longest_draft=1, num_tokens=2, num_committed=1,
                         draft_s=0.0, draft_compute_s=0.0, draft_further_s=0.0,
-                        verify_s=0.0, verify_compute_s=0.0,
-                        router_s=0.0,
-                        round_s=0.0,
+                        verify_s=0.0, verify_compute_s=0.0, router_s=0.0, round_s=0.0,
                     )
                 )  # fmt: skip
         decision = controller.choose(candidates, num_prefill_tokens=10)

@@ -185,6 +185,6 @@ def plain_round(num_sequences: int, *, seconds: float) -> ObservedRound:
     return ObservedRound(
         reason=Reason.NOT_WORTH, outcomes=(), num_sequences=num_sequences, num_drafted=0,
         longest_draft=0, num_tokens=num_sequences, num_committed=num_sequences, draft_s=None,
-        draft_compute_s=0.0, draft_further_s=0.0,
-        verify_s=None, verify_compute_s=0.0, router_s=0.0, round_s=seconds,
+        draft_compute_s=0.0, draft_further_s=0.0, verify_s=None, verify_compute_s=0.0,
+        router_s=0.0, round_s=seconds,
     )  # fmt: skip

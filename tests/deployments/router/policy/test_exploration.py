@@ -33,8 +33,7 @@ def tried(*, seconds: float, num_committed: int, reason: Reason = Reason.EXPLORE
     return ObservedRound(
         reason=reason, outcomes=(), num_sequences=1, num_drafted=0, longest_draft=0, num_tokens=1,
         num_committed=num_committed, draft_s=None, draft_compute_s=0.0, draft_further_s=0.0,
-        verify_s=seconds,
-        verify_compute_s=seconds, router_s=0.0, round_s=seconds,
+        verify_s=seconds, verify_compute_s=seconds, router_s=0.0, round_s=seconds,
     )  # fmt: skip
 
 

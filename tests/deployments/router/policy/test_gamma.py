@@ -316,9 +316,8 @@ def test_the_target_drafts_itself_where_its_first_layers_are_few(share: float, p
     observed = ObservedRound(
         reason=Reason.BEST, outcomes=(outcome,), num_sequences=1, num_drafted=0, longest_draft=0,
         num_tokens=5, num_committed=3, draft_s=None, draft_compute_s=0.0, draft_further_s=0.0,
-        verify_s=None,
-        verify_compute_s=0.0, router_s=0.0, round_s=0.1, num_ahead=1, longest_ahead=4,
-        ahead_s=4 * share * float(whole_s),
+        verify_s=None, verify_compute_s=0.0, router_s=0.0, round_s=0.1,
+        num_ahead=1, longest_ahead=4, ahead_s=4 * share * float(whole_s),
     )  # fmt: skip
     candidate = Candidate(seq_id="s", max_gamma=4, source="early_exit", maker=Maker.TARGET)
     for _ in range(30):

@@ -138,8 +138,8 @@ def own_drafts(*, num_sequences: int, longest: int, ahead_s: float) -> ObservedR
     return ObservedRound(
         reason=Reason.BEST, outcomes=(), num_sequences=num_sequences, num_drafted=0,
         longest_draft=0, num_tokens=num_sequences, num_committed=num_sequences, draft_s=None,
-        draft_compute_s=0.0, draft_further_s=0.0,
-        verify_s=None, verify_compute_s=0.0, router_s=0.0, round_s=0.01,
+        draft_compute_s=0.0, draft_further_s=0.0, verify_s=None, verify_compute_s=0.0, router_s=0.0,
+        round_s=0.01,
         num_ahead=num_sequences, longest_ahead=longest, ahead_s=ahead_s,
     )  # fmt: skip
 
