@@ -167,7 +167,8 @@ class DynamicGamma:
             self._acceptance.of(outcome).observe(outcome)
         self._latency.observe(observed)
         self._exploration.observe(observed)
-        self._plan_age_s += observed.round_s
+        if observed.reason is not Reason.FIRST:  # those run beside the rounds of the others
+            self._plan_age_s += observed.round_s
         if self._question is not None and self._plan_age_s > PLAN_EVERY_S:
             self._renew(self._question)
 

@@ -112,6 +112,15 @@ def test_short_rounds_share_a_plan(asked: Asked) -> None:
     assert 9 <= len(asked.plans) <= 11
 
 
+def test_prompts_that_run_beside_the_rounds_make_no_plan_older(asked: Asked) -> None:
+    """A new sequence's first round is one of its own, and takes as long as several of the others'."""
+    for _ in range(5):
+        asked.round(candidates("ab"), seconds=PLAN_EVERY_S / 100)
+        first = plain_round(1, seconds=2 * PLAN_EVERY_S)
+        asked.controller.observe(replace(first, reason=Reason.FIRST))
+    assert asked.plans == ["choose ab"]
+
+
 def test_a_text_near_its_end_needs_no_plan_of_its_own(asked: Asked) -> None:
     lengths = [
         asked.round(candidates("a", max_gamma=room), seconds=PLAN_EVERY_S / 100)
