@@ -66,7 +66,7 @@ class Load:
             num_own = len(running) + sum(kept)
             num_prefill, done = self._prefill(waiting, num_own)
             draft_s, verify_s = machine.round_s(longest, num_own + num_prefill)
-            now_s += draft_s + verify_s
+            now_s += draft_s + verify_s + machine.router / 1e3
             accepted = {outcome.seq_id: outcome.num_accepted for outcome in outcomes}
             if running:
                 controller.observe(

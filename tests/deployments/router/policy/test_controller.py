@@ -113,7 +113,7 @@ def test_short_rounds_share_a_plan(asked: Asked) -> None:
 
 
 def test_prompts_that_run_beside_the_rounds_make_no_plan_older(asked: Asked) -> None:
-    """A new sequence's first round is one of its own, and takes as long as several of the others'."""
+    """A new sequence's first round is one of its own, as long as several of the others'."""
     for _ in range(5):
         asked.round(candidates("ab"), seconds=PLAN_EVERY_S / 100)
         first = plain_round(1, seconds=2 * PLAN_EVERY_S)

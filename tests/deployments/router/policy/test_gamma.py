@@ -15,12 +15,14 @@ from deployments.router.policy.gamma import (
     Reason,
 )
 from tests.deployments.router.policy.machines import (
+    BLOCKS,
     CPU,
     DISTANT,
     FIXED,
     FULL,
     GPU,
     MACHINES,
+    NODES,
     REMOTE,
     SMALL,
     WIDE,
@@ -147,6 +149,18 @@ def test_texts_that_were_hard_are_soon_forgotten(
         for each in (controller, fresh)
     )
     assert later.tokens_per_s(200) > 0.93 * anew.tokens_per_s(200)
+
+
+@pytest.mark.parametrize("machine", [BLOCKS, NODES], ids=["blocks", "nodes"])
+def test_second_drafts_that_have_become_good_are_found_out(machine: Machine) -> None:
+    """While one draft each seems the best, nothing is seen of second ones."""
+    for seed in range(3):
+        run = simulate(
+            machine.controller(), machine, lambda index: [0.3 if index < 400 else 0.9], 1000,
+            seed=seed, chance=varied,
+        )  # fmt: skip
+        assert mean(gamma for (gamma,) in run.gammas[300:400]) < 2
+        assert mean(gamma for (gamma,) in run.gammas[900:]) > 4
 
 
 @pytest.mark.parametrize("num_sequences", [1, 4])

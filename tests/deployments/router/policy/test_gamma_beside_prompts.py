@@ -161,3 +161,12 @@ class TestBesidePrompts:
         dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
         assert dynamic.first_token_s(0.95) < 1.5 * plain.first_token_s(0.95)
         assert dynamic.tokens_per_s > 0.98 * plain.tokens_per_s
+
+    @pytest.mark.parametrize("prompt_len", [350, 1500])
+    def test_prompts_of_several_steps_get_on_beside_drafts_that_pay(self, prompt_len: int) -> None:
+        """Drafts for texts that run would delay those that have yet to begin, and so the batch."""
+        load = Load(num_streams=8, num_requests=12, prompt_len=prompt_len, alpha=0.9)
+        plain = load.serve(FixedGamma(0), GPU)
+        dynamic = load.serve(DynamicGamma(**GPU.measured(most=256)), GPU)
+        assert dynamic.first_token_s(0.95) < 1.25 * plain.first_token_s(0.95)
+        assert dynamic.tokens_per_s > 1.3 * plain.tokens_per_s
