@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.placement import bundle_order
 from deployments.args import AppArgs, HubToken
+from deployments.replicas.step_thread import NICENESS
 from workers.errors import TandemError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TargetRank:
         from workers.paged_model import PagedModel
 
         hub_token.use()
+        os.nice(NICENESS)  # as the thread of rank 0
         group = TensorParallelGroup(point, rank=rank, device_type=resolve_device(args.device).type)
         try:
             PagedModel(
