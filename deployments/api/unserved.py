@@ -57,6 +57,7 @@ ITSELF = Unserved(off=({},), instead="fields of the request itself")
 GRAMMAR = "structured_outputs.grammar"
 SYSTEM = "a message of the role system"
 TEMPLATE = Unserved(instead="chat_template_kwargs")
+NUM_DRAFTS = Unserved(instead="speculation.num_speculative_tokens")
 
 COMPLETIONS: UnservedFields = {
     "adapter_id": NEVER_OFF,
@@ -68,6 +69,7 @@ COMPLETIONS: UnservedFields = {
     "custom_logit_processor": NEVER_OFF,
     "detokenize": Unserved(off=(True,), instead="return_token_ids"),
     "do_sample": Unserved(off=(True,), instead="temperature 0"),
+    "drafter": Unserved(instead="speculation.mode"),
     "dry_multiplier": Unserved(off=(0,)),
     "dynatemp_range": Unserved(off=(0,)),
     "ebnf": Unserved(instead=GRAMMAR),
@@ -81,6 +83,7 @@ COMPLETIONS: UnservedFields = {
     "forced_eos_token_id": NEVER_OFF,
     "format": Unserved(off=("",), instead="response_format"),
     "functions": Unserved(off=([],), instead="tools of a chat"),
+    "gamma": NUM_DRAFTS,
     "grammar": Unserved(off=("",), instead=GRAMMAR),
     "guidance_scale": Unserved(off=(1,)),
     "guided_decoding": Unserved(off=({},), instead="structured_outputs"),
@@ -117,6 +120,7 @@ COMPLETIONS: UnservedFields = {
     "num_predict": MAX_TOKENS,
     "num_return_sequences": Unserved(off=(1,), instead="n"),
     "nvext": ITSELF,
+    "num_speculative_tokens": NUM_DRAFTS,
     "options": ITSELF,
     "parallel_tool_calls": Unserved(off=(True, False)),
     "parameters": ITSELF,
@@ -165,6 +169,7 @@ COMPLETIONS: UnservedFields = {
     "truncate_prompt_tokens": NEVER_OFF,
     "typical_p": Unserved(off=(1,)),
     "use_beam_search": Unserved(off=(False,)),
+    "verification": Unserved(instead="speculation.verification"),
     "vllm_xargs": Unserved(off=({},)),
     "watermark": Unserved(off=(False,)),
     "xtc_probability": Unserved(off=(0,)),

@@ -65,6 +65,13 @@ TEXT_CHANGES: dict[str, Any] = {
     "watermark": True,
 }
 """Fields that would change a text, as clients send them. Written down here so that none is lost."""
+OF_SPECULATION = {
+    "drafter": "none",
+    "gamma": 3,
+    "num_speculative_tokens": 1,
+    "verification": "block",
+}
+"""What an app's options are called: in a request these are fields of `speculation`."""
 HARMLESS = [
     "cache_prompt", "custom_params", "data_parallel_rank", "decoder_input_details", "details",
     "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
@@ -105,6 +112,15 @@ def test_what_would_change_a_text_is_refused(model: type[RequestModel], name: st
     error = refusal(model, **{name: TEXT_CHANGES[name]})
     assert f"{name} is " in str(error)
     assert "it is not served yet; leave it out" in str(error)
+
+
+@pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
+@pytest.mark.parametrize("name", OF_SPECULATION)
+def test_an_option_of_the_app_is_refused_with_the_field_for_it(
+    model: type[RequestModel], name: str
+) -> None:
+    error = refusal(model, **{name: OF_SPECULATION[name]})
+    assert "use speculation." in str(error)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +172,19 @@ def test_a_refusal_says_what_to_use(fields: dict[str, Any], advice: str) -> None
 @pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
 def test_a_field_to_use_is_served(model: type[RequestModel]) -> None:
     in_words = {"a", "fields", "the", "tools", "/v1/chat/completions"}
+    values: dict[str, Any] = {
+        "json": {"type": "object"},
+        "mode": "off",
+        "num_speculative_tokens": 1,
+        "verification": "block",
+    }
     unserved_fields = model.unserved_fields().items()
     named = {field.instead.split()[0] for _, field in unserved_fields if field.instead}
     for name in named - in_words:
         field, _, inner = name.partition(".")
         assert field in model.model_fields
         if inner:
-            value = {"type": "object"} if inner == "json" else "start: /a/"
-            assert parsed(model, **{field: {inner: value}})
+            assert parsed(model, **{field: {inner: values.get(inner, "start: /a/")}})
 
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatCompletionRequest])
