@@ -1,13 +1,18 @@
 """A client's request in no wire format: what `deployments/api` makes and the service runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.router.chat.message import FIELD, Conversation
 from deployments.router.tenants.keys import ANYBODY, Tenant
+from workers.errors import InvalidRequestError
 from workers.types import Rule, SamplingParams
 
 MAX_COMPLETIONS = 128
 """Completions of one request: its prompts times n."""
+
+MAX_PROMPT_LOGPROBS = 2**20
+"""Log-probabilities of prompts in one answer. Written out they take most of a gibibyte."""
 
 Prompt = str | tuple[int, ...]
 """A text, or its token ids."""
@@ -110,3 +115,19 @@ class GenerationRequest:
     def shows_tokens(self) -> bool:
         """Whether tokens are wanted that have no text, or none yet."""
         return self.return_token_ids or self.num_logprobs is not None
+
+
+def check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise if the log-probabilities of the prompts' tokens, repeated for each choice, are more
+    than an answer can hold beside those of other requests."""
+    if request.num_prompt_logprobs is None:
+        return
+    num_tokens, num_each = sum(map(len, prompts)), request.num_prompt_logprobs + 1
+    num_logprobs = request.num_choices * num_tokens * num_each
+    if num_logprobs > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"{request.num_choices} choices with {num_each} log-probabilities for each of "
+            f"{num_tokens} prompt tokens make {num_logprobs}; at most {MAX_PROMPT_LOGPROBS} fit "
+            "one request: lower n or the number of likeliest tokens, or send fewer prompts",
+            field="prompt",
+        )
