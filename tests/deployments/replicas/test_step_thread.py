@@ -23,8 +23,10 @@ async def test_steps_and_their_helpers_stand_behind_what_shares_their_cores() ->
     own = niceness()
     thread = StepThread()
     try:
-        assert await thread.make(niceness) == min(19, own + NICENESS)
-        assert await thread.make(niceness_of_a_new_thread) == min(19, own + NICENESS)
+        nicer = min(19, own + NICENESS)
+        assert nicer > own or own == 19
+        assert await thread.make(niceness) == nicer
+        assert await thread.make(niceness_of_a_new_thread) == nicer
     finally:
         thread.stop()
     assert niceness() == own
