@@ -3,12 +3,10 @@
 What the objects look like is an endpoint's own affair: a Writer of it makes them.
 """
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -18,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.api.auth import caller_of
 from deployments.api.errors import error_body
+from deployments.api.off_loop import off_loop
 from deployments.api.openai import StreamOptions, Usage
 from deployments.api.validation import RequestModel
 from deployments.router.generation import Generation
@@ -32,8 +31,12 @@ logger = logging.getLogger(__name__)
 class Writer(Protocol):
     """Writes one generation's results in the format of an endpoint."""
 
-    def whole(self, completions: Sequence[Delta], usage: Usage) -> BaseModel:
-        """The answer to a request without a stream."""
+    def choice(self, index: int, completion: Delta) -> BaseModel:
+        """One of the `choices` of an answer without a stream; they are asked for in their order."""
+        ...
+
+    def answer(self, usage: Usage) -> BaseModel:
+        """The answer without a stream, whose `choices`, not yet in it, were all written."""
         ...
 
     def events(self, index: int, delta: Delta, usage: Usage | None) -> Iterable[BaseModel]:
@@ -92,16 +95,18 @@ class Answer(Response):
                 )
                 await stream(scope, receive, send)
                 return
-            completions = await generation.complete()
-            usage = Usage.of(generation.usage)
-
-            def write() -> str:
-                return writer.whole(completions, usage).model_dump_json()
-
-            # the log-probabilities of a long prompt take long to write, and others must not wait
-            shows_tokens = self._request.shows_tokens
-            content = await asyncio.to_thread(write) if shows_tokens else write()
+            content = await self._whole(generation, writer)
         await Response(content, media_type="application/json")(scope, receive, send)
+
+    async def _whole(self, generation: Generation, writer: Writer) -> str:
+        """The answer as JSON. A long one is written a choice at a time: a client that leaves ends
+        it between two."""
+        is_long = self._request.is_long_to_write
+        completions = enumerate(await generation.complete())
+        choices = [await off_loop(_choice, is_long, writer, *each) for each in completions]
+        answer = writer.answer(Usage.of(generation.usage)).model_dump_json()
+        before, after = answer.split(_NO_CHOICES)
+        return f'{before}"choices":[{",".join(choices)}]{after}'
 
     async def _events(
         self, generation: Generation, writer: Writer, options: StreamOptions
@@ -114,8 +119,8 @@ class Answer(Response):
                 async for index, delta in deltas:
                     if delta.text or delta.finish_reason or delta.prompt or shows_tokens:
                         usage = Usage.of(generation.usage) if is_usage_continuous else None
-                        write = partial(_written, writer, index, delta, usage)
-                        for event in await asyncio.to_thread(write) if delta.prompt else write():
+                        is_long = bool(delta.prompt)
+                        for event in await off_loop(_written, is_long, writer, index, delta, usage):
                             yield event
             if with_usage:
                 yield _event(writer.usage_event(Usage.of(generation.usage)))
@@ -125,6 +130,14 @@ class Answer(Response):
             logger.exception("a stream failed")
             yield _event(error_body(internal_error()))
         yield "data: [DONE]\n\n"
+
+
+_NO_CHOICES = '"choices":[]'
+"""The JSON of an answer that has no choices yet; no string in it can have such quotes."""
+
+
+def _choice(writer: Writer, index: int, completion: Delta) -> str:
+    return writer.choice(index, completion).model_dump_json()
 
 
 def _written(writer: Writer, index: int, delta: Delta, usage: Usage | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The answers of `POST /v1/chat/completions`: what they look like, and how they are written."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -146,17 +146,16 @@ class ChatWriter:
         self._begun: set[int] = set()
         """The choices whose stream has begun."""
 
-    def whole(self, completions: Sequence[Delta], usage: Usage) -> ChatCompletion:
-        choices = [self._choice(index, delta) for index, delta in enumerate(completions)]
+    def answer(self, usage: Usage) -> ChatCompletion:
         return ChatCompletion(
             id=self._id,
             created=self._created,
             model=self._model,
-            choices=choices,
+            choices=[],
             usage=self._with_reasoning(usage),
         )
 
-    def _choice(self, index: int, delta: Delta) -> ChatChoice:
+    def choice(self, index: int, delta: Delta) -> ChatChoice:
         text = self._texts[index]
         message = text.take(delta)
         calls = [_call(call) for _, call in message.tool_calls]

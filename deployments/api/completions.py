@@ -1,7 +1,6 @@
 """`POST /v1/completions`: its request, and how its answers are written."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -204,13 +203,11 @@ class CompletionWriter:
         self._prompt_lens: dict[int, int] = {}
         """Characters of the echoed prompt of each choice."""
 
-    def whole(self, completions: Sequence[Delta], usage: Usage) -> Completion:
-        return self._completion(
-            list(map(self._choice, range(len(completions)), completions)), usage
-        )
+    def answer(self, usage: Usage) -> Completion:
+        return self._completion([], usage)
 
     def events(self, index: int, delta: Delta, usage: Usage | None) -> list[Completion]:
-        return [self._completion([self._choice(index, delta)], usage)]
+        return [self._completion([self.choice(index, delta)], usage)]
 
     def usage_event(self, usage: Usage) -> Completion:
         return self._completion([], usage)
@@ -224,7 +221,8 @@ class CompletionWriter:
             usage=usage,
         )
 
-    def _choice(self, index: int, delta: Delta) -> CompletionChoice:
+    def choice(self, index: int, delta: Delta) -> CompletionChoice:
+        """All of a choice, or what a commit adds to it."""
         request = self._request
         echoed = "".join(record.text for record in delta.prompt) if request.echo else ""
         prompt_len = self._prompt_lens.setdefault(index, len(echoed))

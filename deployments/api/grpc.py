@@ -16,10 +16,11 @@ from deployments.api.auth import authenticate
 from deployments.api.chat import ChatCompletionRequest
 from deployments.api.completions import CompletionRequest
 from deployments.api.errors import grpc_code, retry_metadata, told
-from deployments.api.grpc_answers import completion_of, parts_of, usage_of
+from deployments.api.grpc_answers import chunk_of, completion_of, usage_of
 from deployments.api.grpc_chat import Messages, chat_fields, tokenize_fields
 from deployments.api.grpc_context import StatusContext, timeout_s
 from deployments.api.grpc_fields import given_fields
+from deployments.api.off_loop import off_loop
 from deployments.api.tokens import TokenizeRequest
 from deployments.api.validation import parse
 from deployments.router.generation import Generation
@@ -50,7 +51,11 @@ class Rpcs:
             caller = self._caller(context)
             parsed = self._parse(request, context)
             async with self._service.open(parsed, caller) as generation:
-                completions = list(map(completion_of, await generation.complete()))
+                is_long = parsed.is_long_to_write
+                completions = [
+                    await off_loop(completion_of, is_long, completion)
+                    for completion in await generation.complete()
+                ]
                 first = completions[0]
                 return tandem_pb2.GenerateResponse(
                     id=f"cmpl-{generation.id}",
@@ -77,11 +82,9 @@ class Rpcs:
                 num_running = len(generation.choices)
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
-                    yield tandem_pb2.GenerateChunk(
-                        id=f"cmpl-{generation.id}",
-                        index=index,
-                        usage=None if num_running else usage_of(generation),
-                        **parts_of(delta),
+                    is_long, is_last = bool(delta.prompt), num_running == 0
+                    yield await off_loop(
+                        chunk_of, is_long, generation, index, delta, is_last=is_last
                     )
 
     async def chat(
@@ -94,8 +97,11 @@ class Rpcs:
             parsed = body.generation_request(timeout_s=timeout_s(context))
             async with self._service.open(parsed, caller) as generation:
                 messages = self._messages(body, generation)
-                completions = await generation.complete()
-                choices = list(map(messages.choice, range(len(completions)), completions))
+                is_long = parsed.is_long_to_write
+                choices = [
+                    await off_loop(messages.choice, is_long, index, completion)
+                    for index, completion in enumerate(await generation.complete())
+                ]
                 return tandem_pb2.ChatResponse(
                     id=f"chatcmpl-{generation.id}",
                     model=self._service.model.name,
@@ -120,7 +126,8 @@ class Rpcs:
                 num_running = len(generation.choices)
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
-                    yield messages.chunk(index, delta, is_last=num_running == 0)
+                    is_long, is_last = bool(delta.prompt), num_running == 0
+                    yield await off_loop(messages.chunk, is_long, index, delta, is_last=is_last)
 
     def _parse_chat(
         self, request: tandem_pb2.ChatRequest, *, is_stream: bool = False

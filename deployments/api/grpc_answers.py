@@ -18,6 +18,18 @@ def parts_of(delta: Delta) -> dict[str, Any]:
     }
 
 
+def chunk_of(
+    generation: Generation, index: int, delta: Delta, *, is_last: bool
+) -> tandem_pb2.GenerateChunk:
+    """What a commit adds to a completion; the last one of all has the usage."""
+    return tandem_pb2.GenerateChunk(
+        id=f"cmpl-{generation.id}",
+        index=index,
+        usage=usage_of(generation) if is_last else None,
+        **parts_of(delta),
+    )
+
+
 def completion_of(completion: Delta) -> tandem_pb2.Completion:
     return tandem_pb2.Completion(**parts_of(completion))
 

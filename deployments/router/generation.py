@@ -12,7 +12,7 @@ from itertools import zip_longest
 from deployments.router.admission import Reservation
 from deployments.router.completion import Completion, Deltas, Runtime
 from deployments.router.request import GenerationRequest
-from deployments.router.sequence import Delta, GenerationParams
+from deployments.router.sequence import Delta, GenerationParams, ShownPrompt
 from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from workers.errors import RequestTimeoutError, TandemError
@@ -73,6 +73,10 @@ def choices_of(
     """
     is_chosen = request.num_choices > request.n
     seed = secrets.randbits(63) if request.seed is None else request.seed
+    shown_prompts = [
+        ShownPrompt(prompt, texts) if request.shows_prompt else None
+        for prompt, texts in zip_longest(prompts, prompt_texts, fillvalue=())
+    ]
     return tuple(
         GenerationParams(
             prompt=prompt,
@@ -88,15 +92,14 @@ def choices_of(
             cache_salt=request.cache_salt,
             num_logprobs=0 if is_chosen and request.num_logprobs is None else request.num_logprobs,
             num_prompt_logprobs=request.num_prompt_logprobs,
-            shows_prompt=request.shows_prompt,
-            prompt_texts=texts,
+            shown_prompt=shown,
             prediction=prediction,
             drafter=request.drafter,
             max_gamma=request.max_gamma,
             verification=request.verification or verification,
             tenant=tenant,
         )
-        for prompt, texts in zip_longest(prompts, prompt_texts, fillvalue=())
+        for prompt, shown in zip(prompts, shown_prompts, strict=True)
         for index in range(request.num_choices)
     )
 

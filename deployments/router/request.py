@@ -11,8 +11,8 @@ from workers.types import Rule, SamplingParams
 MAX_COMPLETIONS = 128
 """Completions of one request: its prompts times n."""
 
-MAX_PROMPT_LOGPROBS = 2**20
-"""Log-probabilities of prompts in one answer. It takes 0.7 GiB of a router while it is written."""
+MAX_SHOWN_OF_PROMPTS = 2**20
+"""Tokens of prompts, or log-probabilities if they have some, in one answer."""
 
 Prompt = str | tuple[int, ...]
 """A text, or its token ids."""
@@ -116,18 +116,25 @@ class GenerationRequest:
         """Whether tokens are wanted that have no text, or none yet."""
         return self.return_token_ids or self.num_logprobs is not None
 
+    @property
+    def is_long_to_write(self) -> bool:
+        """Whether an answer has so much to say of single tokens that others would wait for it."""
+        return self.shows_prompt or self.shows_tokens
 
-def check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise if the log-probabilities of the prompts' tokens, repeated for each choice, are more
-    than an answer can hold beside those of other requests."""
-    if request.num_prompt_logprobs is None:
+
+def check_shown_prompts(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise if the prompts' tokens, with their log-probabilities and repeated for each choice, are
+    more than an answer can hold beside those of other requests."""
+    if not request.shows_prompt:
         return
-    num_tokens, num_each = sum(map(len, prompts)), request.num_prompt_logprobs + 1
-    num_logprobs = request.num_choices * num_tokens * num_each
-    if num_logprobs > MAX_PROMPT_LOGPROBS:
+    num_tokens, num_top = sum(map(len, prompts)), request.num_prompt_logprobs
+    num_each = 1 if num_top is None else num_top + 1
+    num_shown = request.num_choices * num_tokens * num_each
+    if num_shown > MAX_SHOWN_OF_PROMPTS:
+        with_logprobs = "" if num_top is None else f" with {num_each} log-probabilities each"
         raise InvalidRequestError(
-            f"{request.num_choices} choices with {num_each} log-probabilities for each of "
-            f"{num_tokens} prompt tokens make {num_logprobs}; at most {MAX_PROMPT_LOGPROBS} fit "
-            "one request: lower n or the number of likeliest tokens, or shorten the prompts",
+            f"{request.num_choices} choices that show {num_tokens} prompt tokens{with_logprobs} "
+            f"make {num_shown}; at most {MAX_SHOWN_OF_PROMPTS} fit one request: lower n or the "
+            "number of likeliest tokens, or shorten the prompts",
             field=prompt_field(request.prompts[0]),
         )

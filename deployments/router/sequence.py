@@ -50,10 +50,8 @@ class GenerationParams:
     """Likeliest tokens to name beside each of the completion; None for no log-probabilities."""
     num_prompt_logprobs: int | None = None
     """Likeliest tokens to name beside each of the prompt; None for no log-probabilities."""
-    shows_prompt: bool = False
-    """Whether the first delta has the prompt's tokens too."""
-    prompt_texts: tuple[str, ...] = ()
-    """What each token of a prompt that is echoed adds to its text."""
+    shown_prompt: "ShownPrompt | None" = None
+    """The prompt's tokens for the first delta; None if they are not wanted."""
     prediction: tuple[int, ...] = ()
     """What the client expects the completion to be."""
     drafter: str | None = None
@@ -84,6 +82,38 @@ class TokenRecord:
     prompt's first token."""
     top_logprobs: tuple[tuple[int, float], ...] | None = None
     """(token id, logprob) of the likeliest tokens in its place; None as `logprob` is."""
+
+
+class ShownPrompt:
+    """A prompt's tokens as all of its completions show them; their records are made once."""
+
+    def __init__(self, token_ids: Tokens[int], texts: Tokens[str] = ()) -> None:
+        """`texts` are what each token of a prompt that is echoed adds to its text."""
+        self._token_ids = token_ids
+        self._texts = texts or ("",) * len(token_ids)
+        self._records: tuple[TokenRecord, ...] = ()
+
+    def records(self, logprobs: Tokens[TokenLogprobs]) -> tuple["TokenRecord", ...]:
+        """The records, with the log-probabilities of the tokens from the second on, if there are
+        any; they are the same for every completion of the prompt."""
+        if not self._records:
+            known: list[TokenLogprobs | None] = [None, *logprobs]
+            known += [None] * (len(self._token_ids) - len(known))  # where none are wanted
+            offsets = accumulate((len(text) for text in self._texts), initial=0)
+            self._records = tuple(
+                TokenRecord(
+                    token_id=token,
+                    text=text,
+                    text_offset=offset,
+                    origin=Origin.PROMPT,
+                    logprob=None if one is None else one.logprob,
+                    top_logprobs=None if one is None else one.top,
+                )
+                for token, text, offset, one in zip(
+                    self._token_ids, self._texts, offsets, known, strict=False
+                )
+            )
+        return self._records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +262,8 @@ class Sequence:
         if result.is_released or self.is_done:
             return 0
         self.target.cached_len = len(self.tokens) + result.num_accepted
-        prompt = self._prompt_records() if self.num_output_tokens == 0 else ()
+        shown = self.params.shown_prompt if self.num_output_tokens == 0 else None
+        prompt = () if shown is None else shown.records(self.prompt_logprobs)
         records: list[TokenRecord] = []
         if self.num_remaining == 0:  # only the prompt is wanted
             self.finish_reason = FinishReason.LENGTH
@@ -252,28 +283,6 @@ class Sequence:
         if self.finish_reason is not None:
             self.done.set()
         return len(records)
-
-    def _prompt_records(self) -> tuple[TokenRecord, ...]:
-        """The prompt's tokens, if they are to be shown."""
-        if not self.params.shows_prompt:
-            return ()
-        texts = self.params.prompt_texts or ("",) * self.prompt_len
-        known: list[TokenLogprobs | None] = [None, *self.prompt_logprobs]
-        known += [None] * (self.prompt_len - len(known))  # where none are wanted
-        offsets = accumulate((len(text) for text in texts), initial=0)
-        return tuple(
-            TokenRecord(
-                token_id=token,
-                text=text,
-                text_offset=offset,
-                origin=Origin.PROMPT,
-                logprob=None if logprobs is None else logprobs.logprob,
-                top_logprobs=None if logprobs is None else logprobs.top,
-            )
-            for token, text, offset, logprobs in zip(
-                self.params.prompt, texts, offsets, known, strict=False
-            )
-        )
 
     def _append(
         self, token: int, *, origin: Origin, source: str, logprobs: TokenLogprobs | None

@@ -23,7 +23,7 @@ from deployments.router.request import (
     SOMEBODY,
     Caller,
     GenerationRequest,
-    check_prompt_logprobs,
+    check_shown_prompts,
     prompt_field,
 )
 from deployments.router.request_log import RequestLog
@@ -164,7 +164,7 @@ class GenerationService:
         )
         for prompt, asked in zip(prompts, request.prompts, strict=True):
             self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
-        check_prompt_logprobs(request, prompts)
+        check_shown_prompts(request, prompts)
         prediction = await self._prediction(request, tenant)
         request = self._chats.with_grammar(request, prompts)
         await self._grammars.check(request.sampling.grammar, tenant, field=request.grammar_field)

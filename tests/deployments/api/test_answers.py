@@ -1,28 +1,38 @@
 """Answers of any endpoint: what it needs is a request, a writer and a route."""
 
+import asyncio
 import json
-from collections.abc import Sequence
+import threading
+from dataclasses import replace
+from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
-from deployments.api.answers import Answer
+from deployments.api.answers import Answer, MakeWriter
 from deployments.api.openai import OpenAIRequest, Usage
+from deployments.router import request as request_module
 from deployments.router.generation import Generation
 from deployments.router.sequence import Delta, Origin
 from deployments.router.service import GenerationService
-from tests.deployments.serving import LocalServing
+from tests.deployments.loops import Models
+from tests.deployments.serving import LocalServing, body, client_of, local_serving
 
 
 class Question(OpenAIRequest):
     words: list[str]
 
 
+class ReplyChoice(BaseModel):
+    drafted: list[bool]
+    """For each token, whether it was drafted."""
+
+
 class Reply(BaseModel):
     id: str
-    drafted: list[list[bool]] = []
-    """For each token of each answer, whether it was drafted."""
+    choices: list[ReplyChoice] = []
     num_tokens: int | None = None
 
 
@@ -32,28 +42,33 @@ class ReplyWriter:
     def __init__(self, generation: Generation, model: str) -> None:
         self._id = f"{model}-{generation.id}"
 
-    def whole(self, completions: Sequence[Delta], usage: Usage) -> Reply:
-        drafted = [_drafted(completion) for completion in completions]
-        return Reply(id=self._id, drafted=drafted, num_tokens=usage.completion_tokens)
+    def choice(self, index: int, completion: Delta) -> ReplyChoice:  # noqa: ARG002
+        return ReplyChoice(
+            drafted=[record.origin is Origin.ACCEPTED for record in completion.records]
+        )
 
-    def events(self, index: int, delta: Delta, usage: Usage | None) -> list[Reply]:  # noqa: ARG002
-        return [Reply(id=self._id, drafted=[_drafted(delta)])]
-
-    def usage_event(self, usage: Usage) -> Reply:
+    def answer(self, usage: Usage) -> Reply:
         return Reply(id=self._id, num_tokens=usage.completion_tokens)
 
+    def events(self, index: int, delta: Delta, usage: Usage | None) -> list[Reply]:  # noqa: ARG002
+        return [Reply(id=self._id, choices=[self.choice(index, delta)])]
 
-def _drafted(delta: Delta) -> list[bool]:
-    return [record.origin is Origin.ACCEPTED for record in delta.records]
+    def usage_event(self, usage: Usage) -> Reply:
+        return self.answer(usage)
 
 
-def answering(service: GenerationService) -> FastAPI:
+def answering(service: GenerationService, make_writer: MakeWriter = ReplyWriter) -> FastAPI:
     app = FastAPI()
 
     @app.post("/answers", response_model=None)
     async def answer(body: Question) -> Response:
         request = body.to_request(model=body.model, prompts=[" ".join(body.words)], n=body.n)
-        return Answer(service, request, ReplyWriter, stream_options=body.used_stream_options)
+        return Answer(
+            service,
+            replace(request, num_prompt_logprobs=body.prompt_logprobs),
+            make_writer,
+            stream_options=body.used_stream_options,
+        )
 
     return app
 
@@ -66,14 +81,80 @@ async def test_a_new_format_is_a_request_and_a_writer(serving: LocalServing) -> 
         whole = (await client.post("/answers", json={**question, "n": 2})).json()
         assert whole["id"].startswith("tiny-")
         assert whole["num_tokens"] == 24
-        assert [len(drafted) for drafted in whole["drafted"]] == [12, 12]
-        assert any(whole["drafted"][0])
+        assert [len(choice["drafted"]) for choice in whole["choices"]] == [12, 12]
+        assert any(whole["choices"][0]["drafted"])
         options = {"stream": True, "stream_options": {"include_usage": True}}
         streamed = await client.post("/answers", json={**question, **options})
         *lines, end = streamed.text.split("\n\n")[:-1]
         assert end == "data: [DONE]"
         events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        drafted = [was for event in events for choice in event["drafted"] for was in choice]
+        drafted = [
+            was for event in events for choice in event["choices"] for was in choice["drafted"]
+        ]
         assert len(drafted) == events[-1]["num_tokens"] == 12
         assert any(drafted)
     await serving.wait_until_nothing_is_held()
+
+
+class HeldWriter(ReplyWriter):
+    """Writes its second choice only when it is let go on."""
+
+    def __init__(self, generation: Generation, model: str) -> None:
+        super().__init__(generation, model)
+        self.written: list[int] = []
+        self.has_begun = threading.Event()
+        self.go_on = threading.Event()
+
+    def choice(self, index: int, completion: Delta) -> ReplyChoice:
+        self.written.append(index)
+        if index == 1:
+            self.has_begun.set()
+            assert self.go_on.wait(timeout=30)
+        return super().choice(index, completion)
+
+
+async def test_who_leaves_ends_the_writing_of_a_long_answer(serving: LocalServing) -> None:
+    """The choices of a long answer are written beside the event loop, one after the other."""
+    writers: list[HeldWriter] = []
+
+    def make_writer(generation: Generation, model: str) -> HeldWriter:
+        writers.append(HeldWriter(generation, model))
+        return writers[-1]
+
+    transport = httpx.ASGITransport(answering(serving.service, make_writer))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        question: dict[str, Any] = {"words": ["Hello"], "max_tokens": 2, "prompt_logprobs": 1}
+        asking = asyncio.create_task(client.post("/answers", json={**question, "n": 4}))
+        while not writers:
+            await asyncio.sleep(0.01)
+        (writer,) = writers
+        assert await asyncio.to_thread(writer.has_begun.wait, 30)
+        asking.cancel()
+        await asyncio.wait([asking])
+        writer.go_on.set()
+    await serving.wait_until_nothing_is_held()
+    assert asking.cancelled()
+    assert writer.written == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields"),
+    [
+        ("abcde", {"prompt_logprobs": 4}),
+        ("abcde", {"echo": True, "logprobs": 4}),
+        ("a" * 25, {"echo": True}),
+        ("a" * 25, {"return_token_ids": True}),
+    ],
+)
+async def test_what_is_shown_of_prompts_is_bounded(
+    prompt: str, fields: dict[str, Any], models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each choice repeats those of its prompt: a few kilobytes could ask for gigabytes."""
+    monkeypatch.setattr(request_module, "MAX_SHOWN_OF_PROMPTS", 100)
+    async with local_serving(models.target) as serving, client_of(serving) as client:
+        asked = {**body(max_tokens=2), "prompt": prompt, **fields}
+        refused = await client.post("/v1/completions", json={**asked, "n": 5})
+        assert refused.status_code == 400
+        assert "make 125; at most 100" in refused.json()["error"]["message"]
+        served = await client.post("/v1/completions", json={**asked, "n": 4})
+        assert served.status_code == 200

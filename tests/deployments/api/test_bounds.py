@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from deployments.api.body_limit import MAX_DRAINED
-from deployments.router import request as request_module
 from deployments.router.prompts import NUM_THREADS
 from tests.deployments.loops import Models
 from tests.deployments.serving import (
@@ -38,21 +37,6 @@ class SlowTokenizer(CharacterTokenizer):
         self.num_begun += 1
         assert self.go_on.wait(timeout=10)
         return super().encode(text, add_special_tokens=add_special_tokens)
-
-
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 4}, {"echo": True, "logprobs": 4}])
-async def test_log_probabilities_of_prompts_are_bounded(
-    fields: dict[str, Any], models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each choice repeats those of its prompt: a few kilobytes could ask for gigabytes."""
-    monkeypatch.setattr(request_module, "MAX_PROMPT_LOGPROBS", 100)
-    async with local_serving(models.target) as serving, client_of(serving) as client:
-        asked = {**body(max_tokens=2), "prompt": "abcde", **fields}
-        refused = await client.post("/v1/completions", json={**asked, "n": 5})
-        assert refused.status_code == 400
-        assert "5 prompt tokens make 125; at most 100" in refused.json()["error"]["message"]
-        served = await client.post("/v1/completions", json={**asked, "n": 4})
-        assert served.status_code == 200
 
 
 class TestAdmission:

@@ -273,7 +273,7 @@ def test_a_probability_of_0_is_a_number_in_json() -> None:
     assert written.top_logprobs == [{"4": 0.0, "3": -9999.0, "5": -9999.0}]
     (by_id,) = prompt_logprobs([one], str, num_top=1)
     assert by_id is not None
-    assert {token: entry.logprob for token, entry in by_id.items()} == {5: -9999.0, 4: 0.0}
+    assert {token: entry["logprob"] for token, entry in by_id.items()} == {5: -9999.0, 4: 0.0}
 
 
 def test_of_tokens_that_look_alike_the_likeliest_counts() -> None:

@@ -1,8 +1,10 @@
 """A prompt's log-probabilities come whole, whatever happens to the workers that make them."""
 
+from dataclasses import replace
+
 import pytest
 
-from deployments.router.sequence import Delta, GenerationParams
+from deployments.router.sequence import Delta, GenerationParams, ShownPrompt
 from tests.deployments.loops import (
     GREEDY,
     SAMPLED,
@@ -24,15 +26,17 @@ NUM_TOP = 2
 @pytest.fixture(scope="module")
 def all_params() -> list[GenerationParams]:
     return [
-        make_params(
-            seed,
-            sampling=GREEDY if seed % 2 else SAMPLED,
-            max_tokens=6,
-            num_logprobs=NUM_TOP,
-            num_prompt_logprobs=NUM_TOP,
-            shows_prompt=True,
+        replace(params, shown_prompt=ShownPrompt(params.prompt))
+        for params in (
+            make_params(
+                seed,
+                sampling=GREEDY if seed % 2 else SAMPLED,
+                max_tokens=6,
+                num_logprobs=NUM_TOP,
+                num_prompt_logprobs=NUM_TOP,
+            )
+            for seed in range(12)
         )
-        for seed in range(12)
     ]
 
 
@@ -79,6 +83,16 @@ async def test_lost_targets_change_nothing(
         assert num_lost == 3
         assert_same([Delta.join(stream.deltas) for stream in streams], truth, all_params)
         await wait_until(lambda: targets.num_used_blocks == 0)
+
+
+async def test_completions_of_one_prompt_share_its_records(
+    models: Models, all_params: list[GenerationParams]
+) -> None:
+    both = [all_params[0], replace(all_params[0], seed=100)]
+    async with running_loop(models, gamma=0) as (loop, _, _):
+        first, second = [stream.deltas[0] for stream in await run_all(loop, both, concurrency=1)]
+    assert len(first.prompt) == len(both[0].prompt)
+    assert first.prompt is second.prompt
 
 
 async def test_a_cache_too_small_for_all_changes_nothing(
