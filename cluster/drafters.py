@@ -6,6 +6,14 @@ from collections.abc import Sequence
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit")
 """The names that the option `drafter` may list."""
 
+NAMES_ELSEWHERE = {
+    "draft_model": "model",
+    "layerskip": "early_exit",
+    "ngram": "prompt_lookup",
+    "standalone": "model",
+}
+"""What drafters are called by other programs."""
+
 
 def read_drafters(value: str | Sequence[object]) -> str:
     """The drafters of a list with commas, or of YAML's own, as a list with commas.
@@ -28,7 +36,8 @@ def read_drafters(value: str | Sequence[object]) -> str:
 def _wrong_drafter(name: str, given: str) -> str:
     if name == "none":
         return f"drafter is {given!r}, but 'none' means no drafter; drop it, or the others"
-    near = difflib.get_close_matches(name, DRAFTERS, n=1)
+    elsewhere = NAMES_ELSEWHERE.get(name.lower())
+    near = [elsewhere] if elsewhere else difflib.get_close_matches(name, DRAFTERS, n=1)
     named = f", and there is no drafter {name!r}" if name != given else ""
     hint = f"did you mean {near[0]!r}? It" if near else "it"
     known = ", ".join(map(repr, (*DRAFTERS, "none")))

@@ -1,7 +1,7 @@
 """What is wrong with options, in one sentence: pydantic's errors in the words of a user."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MAX_VALUE_LENGTH = 80
@@ -20,16 +20,30 @@ _WORDS = {
 }
 
 
-def refuse_unknown(given: Iterable[object], known: Iterable[str], *, what: str) -> None:
+NO_NAMES: Mapping[str, str] = {}
+
+
+def refuse_unknown(
+    given: Iterable[object],
+    known: Iterable[str],
+    *,
+    what: str,
+    elsewhere: Mapping[str, str] = NO_NAMES,
+) -> None:
     """Raise ValueError for a name that is not known, with the nearest one, or with all.
 
     Args:
         what: the names are of, in one word.
+        elsewhere: what other programs call a known name, and that name.
     """
     names = sorted(known)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
+            near = (
+                [elsewhere[name]]
+                if isinstance(name, str) and name in elsewhere
+                else (difflib.get_close_matches(str(name), names, n=1))
+            )
             hint = f"did you mean {near[0]!r}?" if near else f"the {what}s are {', '.join(names)}"
             raise ValueError(f"there is no {what} {str(name)!r}; {hint}")
 

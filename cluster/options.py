@@ -29,6 +29,25 @@ from workers.types import HeterogeneousVocab, Rule
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
+NAMES_ELSEWHERE = {
+    "draft_model": "draft",
+    "draft_model_path": "draft",
+    "gpu_memory_utilization": "kv_cache_gib",
+    "host": "http_host",
+    "max_running_requests": "max_num_seqs",
+    "mem_fraction_static": "kv_cache_gib",
+    "method": "drafter",
+    "model": "target",
+    "model_path": "target",
+    "port": "http_port",
+    "speculative_algorithm": "drafter",
+    "speculative_config": "drafter",
+    "speculative_draft_model_path": "draft",
+    "speculative_model": "draft",
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
+}
+"""What options are called by vLLM and SGLang."""
 OF_DRAFT_MODEL = ("draft_revision", "draft_quantization", "draft_gpu_share", "heterogeneous_vocab")
 
 
@@ -198,7 +217,7 @@ class AppArgs(BaseModel):
     @classmethod
     def _suggest_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            refuse_unknown(values, cls.model_fields, what="option")
+            refuse_unknown(values, cls.model_fields, what="option", elsewhere=NAMES_ELSEWHERE)
         return values
 
     @field_validator("compile", "overlap", "prefix_caching", "request_log", mode="before")

@@ -32,7 +32,10 @@ def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
         return "none (drafter=none), so every token is decoded plainly"
     model = args.draft_model or ""
     names = {"model": described.get(model, model)}
-    return "; where it has none, ".join(names.get(name, name) for name in args.drafters)
+    drafters = "; where it has none, ".join(names.get(name, name) for name in args.drafters)
+    if args.gamma == 0:
+        return f"none, as gamma=0; loaded all the same, which drafter=none saves: {drafters}"
+    return drafters
 
 
 def _described(model: FoundModel) -> str:
@@ -42,12 +45,15 @@ def _described(model: FoundModel) -> str:
     )
 
 
-def ready(args: AppArgs, target: WorkerInfo, start_s: float) -> Iterator[str]:
+def ready(
+    args: AppArgs, target: WorkerInfo, start_s: float, metrics_address: str | None
+) -> Iterator[str]:
     """Where to send requests to, so that one can act on it.
 
     Args:
         target: of a replica of the target.
         start_s: how long the start took, in seconds.
+        metrics_address: where Ray exports this node's metrics; None if that is not known.
     """
     scheme, tls = ("http", "") if args.tls_cert_file is None else ("https", ", TLS")
     url = f"{scheme}://{_reachable(args.http_host)}:{args.http_port}/v1"
@@ -59,10 +65,13 @@ def ready(args: AppArgs, target: WorkerInfo, start_s: float) -> Iterator[str]:
     yield f"  KV cache  {num_tokens:,} tokens of all requests{_of_each(args)}"
     grpc_address = f"{_reachable(args.grpc_host)}:{args.grpc_port}"
     yield f"  gRPC      {grpc_address}{tls}{_of_whom(args.grpc_host)}"
+    if metrics_address is not None:
+        yield f"  metrics   http://{metrics_address}/metrics"
     has_keys = args.api_keys_file is not None or bool(environment_keys())
+    trust = f"--cacert {shlex.quote(args.tls_cert_file)} " if args.tls_cert_file else ""
     key = "-H 'Authorization: Bearer YOUR_KEY' " if has_keys else ""
     yield (
-        f"  try       curl {url}/completions {key}-H 'Content-Type: application/json' "
+        f"  try       curl {trust}{url}/completions {key}-H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
     yield "  Ctrl-C ends it"

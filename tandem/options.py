@@ -33,9 +33,11 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
             )
         name, equals, value = word.removeprefix("--").partition("=")
         if not (name and equals and value):
+            is_model = "/" in word and not equals
+            hint = f"; if it is a model, write target={word}" if is_model else ""
             raise ConfigError(
                 f"{word!r} is no option: they are written name=value, like gamma=2; "
-                "`tandem serve --help` lists them"
+                f"`tandem serve --help` lists them{hint}"
             )
         name = name.replace("-", "_")
         if name in values:

@@ -47,7 +47,7 @@ def _serve(checked: Preflight, console: Console) -> int:
     try:
         _start(server, log)
         assert server.target is not None
-        for line in ready(checked.args, server.target, server.start_s):
+        for line in ready(checked.args, server.target, server.start_s, server.metrics_address()):
             console.say(line)
         log.release()
         _watch(server, console)

@@ -92,6 +92,15 @@ class Server:
             # start another Ray to do so once this one has ended
             handle.shutdown()
 
+    def metrics_address(self) -> str | None:
+        """Where Ray exports the metrics of this node, as Prometheus reads them; None if Ray does
+        not say."""
+        node_id = ray.get_runtime_context().get_node_id()
+        for node in ray.nodes():
+            if node["NodeID"] == node_id and node["MetricsExportPort"] > 0:
+                return f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
+        return None
+
     def is_alive(self) -> bool:
         """Whether the Ray that this process has started still runs."""
         children = psutil.Process().children()

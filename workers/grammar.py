@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from workers.tool_call_grammar import ToolCalls
@@ -32,8 +32,20 @@ class Grammar:
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, starts_after: str = "") -> Self:
         """JSON that is valid by a schema."""
-        source = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-        return cls(kind="json_schema", source=source, starts_after=starts_after)
+        return cls(kind="json_schema", source=_dumped(schema), starts_after=starts_after)
+
+    def with_spacing(self, pattern: str | None) -> Self:
+        """A grammar of JSON with the white space that a regular expression matches between its
+        parts, or with none. The library takes it as a word of the schema, where other options of
+        it may stand; raises ValueError if that is no object."""
+        schema = json.loads(self.source)
+        options = schema.get("x-guidance", {})
+        if not isinstance(options, dict):
+            raise ValueError("its x-guidance must be an object")
+        is_none = {"whitespace_flexible": False}
+        spacing = is_none if pattern is None else {"whitespace_pattern": pattern}
+        schema["x-guidance"] = {**options, **spacing}
+        return replace(self, source=_dumped(schema))
 
     @classmethod
     def json_object(cls, *, starts_after: str = "") -> Self:
@@ -60,3 +72,7 @@ class Grammar:
     def tool_calls(cls, calls: ToolCalls, *, starts_after: str = "") -> Self:
         """Nothing but calls of functions; raises RecursionError as `source` of ToolCalls does."""
         return cls(kind="tool_calls", source=calls.source(), starts_after=starts_after)
+
+
+def _dumped(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from workers.errors import InvalidRequestError, first_line
 from workers.grammar import Grammar
-from workers.grammar_matcher import OutputMatcher
+from workers.grammar_matcher import STUCK, OutputMatcher
 from workers.tool_call_grammar import ToolCalls
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ class GrammarCompiler:
         try:
             is_possible = any(self.follow(matcher).allowed())
         except InvalidRequestError as error:
-            raise _refused(str(error)) from None
+            raise _refused(str(error).removeprefix(STUCK)) from None
         if not is_possible:
-            raise _refused("it allows no text at all")
+            raise _refused("no text fits it")
         return matcher
 
     def _special_tokens(self, vocabulary: "LLTokenizer", grammar: Grammar) -> dict[str, int]:

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKEN_MARK = b"\xff"
 """What the library writes before a special token that a grammar names, in place of its text."""
+STUCK = "the grammar cannot be followed any further: "
+NAMED_REASONS = {"NoExtension": "no text fits it", "NoExtensionBias": "no text fits it"}
+"""What the library's bare names for its reasons mean."""
 
 
 class OutputMatcher:
@@ -114,7 +117,5 @@ class OutputMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidRequestError(
-                "the grammar cannot be followed any further: "
-                + self._matcher.get_error().removesuffix("<non-verbose/>").strip()
-            )
+            reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+            raise InvalidRequestError(f"{STUCK}{NAMED_REASONS.get(reason, reason)}")

@@ -81,7 +81,11 @@ class PlanConfig(BaseModel):
             values = {"args": _application_args(values), "nodes": values.get("nodes")}
         refuse_unknown(values, cls.model_fields, what="field")
         if not values.get("nodes"):
-            raise ValueError("it must have nodes: a list of what there is to run on")
+            raise ValueError(
+                "it must have nodes: a list of what there is to run on, like "
+                "[{name: gpu, count: 2, num_cpus: 32, memory_gib: 256, num_gpus: 8, "
+                "gpu_memory_gib: 80}]"
+            )
         return {**values, "args": values.get("args") or {}}
 
     @model_validator(mode="after")

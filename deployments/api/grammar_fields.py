@@ -7,9 +7,10 @@ They say the same thing in several ways, so a request may use one of them. What 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, SkipValidation, StringConstraints, model_validator
 
 from deployments.api.marks import Grpc, Takes
 from deployments.api.validation import RequestModel, brief, check_text, field_error
@@ -29,7 +30,7 @@ class GrammarFields(RequestModel):
     """What a completion has to match, in the fields of all wire formats; one of them at most."""
 
     guided_json: Annotated[
-        str | dict[str, Any] | None,
+        SkipValidation[str | dict[str, Any] | None],
         Field(description="The completion is JSON that is valid by this JSON schema."),
         Takes("a JSON schema, as an object or as a string"),
         Grpc(40),
@@ -110,7 +111,8 @@ class FormatFields(GrammarFields):
         dict[str, Any] | None,
         Field(
             description="One of json (a schema), json_object (true), regex, choice and grammar, as "
-            "vLLM has it."
+            "vLLM has it. Beside JSON, disable_any_whitespace (true) or whitespace_pattern (a "
+            "regular expression) says what may stand between its parts."
         ),
         Takes("an object"),
     ] = None
@@ -196,6 +198,10 @@ KINDS: Mapping[str, Callable[[Any], Grammar]] = {
 """What may be asked for, by vLLM's names, and what makes a grammar of a value."""
 
 
+SPACING: Mapping[str, type] = {"disable_any_whitespace": bool, "whitespace_pattern": str}
+"""What says which white space JSON may have, by vLLM's names, and the type of each."""
+
+
 def _of_response_format(value: Mapping[str, Any]) -> Iterator[_Asked]:
     kind = value.get("type")
     if kind not in FORMATS:
@@ -228,14 +234,33 @@ def _schemas_in(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_structured_outputs(value: Mapping[str, Any]) -> Iterator[_Asked]:
     """Options beside what is asked for may be there if they are off."""
-    for name, given in value.items():
-        if given is None or given is False:
-            continue
+    used = {name: given for name, given in value.items() if given not in (None, False)}
+    spacing = {name: used.pop(name) for name in SPACING if name in used}
+    for name, given in used.items():
         field = f"structured_outputs.{name}"
         if name not in KINDS:
             raise field_error(
                 field,
                 f"{field} is {brief(given)}: it is not served; structured_outputs takes one of "
-                f"{', '.join(KINDS)}",
+                f"{', '.join(KINDS)}, and beside JSON {' or '.join(SPACING)}",
             )
-        yield _asked(field, KINDS[name], given)
+        _check_spacing(spacing, name)
+        yield _asked(field, partial(_spaced, KINDS[name], spacing), given)
+    if spacing and not used:
+        field = f"structured_outputs.{next(iter(spacing))}"
+        raise field_error(field, f"{field} is given without the JSON that it is about: give a json")
+
+
+def _check_spacing(spacing: Mapping[str, Any], kind: str) -> None:
+    for name, value in spacing.items():
+        field = f"structured_outputs.{name}"
+        if kind not in ("json", "json_object"):
+            raise field_error(field, f"{field} is about JSON, not about a {kind}; leave it out")
+        if not isinstance(value, SPACING[name]):
+            words = "a regular expression" if SPACING[name] is str else "true or false"
+            raise field_error(field, f"{field} is {brief(value)}: it must be {words}")
+
+
+def _spaced(make: Callable[[Any], Grammar], spacing: Mapping[str, Any], value: Any) -> Grammar:
+    grammar = make(value)
+    return grammar.with_spacing(spacing.get("whitespace_pattern")) if spacing else grammar

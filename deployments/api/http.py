@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 ENDPOINTS = (completions.ENDPOINT, chat.ENDPOINT, tokens.TOKENIZE, tokens.DETOKENIZE)
 REQUEST_MODELS = {endpoint.path: endpoint.request_model for endpoint in ENDPOINTS}
 
+HINTS = {
+    "/metrics": "; Ray exports the metrics at a port of its own, which `tandem serve` names when "
+    "it is ready (docs/metrics.md)"
+}
+"""What to say of paths that are not here, though other servers have them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
@@ -153,7 +159,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         if error.status_code == 400:  # only of reading the body
             return error_response(unreadable_body(error.__cause__))
-        message = told(f"{request.method} {request.url.path}: {error.detail}")
+        hint = HINTS.get(request.url.path, "") if error.status_code == 404 else ""
+        message = told(f"{request.method} {request.url.path}: {error.detail}{hint}")
         detail = ErrorDetail(message=message, type="invalid_request_error")
         return JSONResponse(
             ErrorBody(error=detail).model_dump(),

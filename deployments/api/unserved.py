@@ -88,7 +88,7 @@ COMPLETIONS: UnservedFields = {
     "guidance_scale": Unserved(off=(1,)),
     "guided_decoding": Unserved(off=({},), instead="structured_outputs"),
     "guided_decoding_backend": IGNORED,
-    "guided_whitespace_pattern": NEVER_OFF,
+    "guided_whitespace_pattern": Unserved(instead="structured_outputs.whitespace_pattern"),
     "json_schema": Unserved(instead="structured_outputs.json"),
     "length_penalty": Unserved(off=(1,)),
     "logits_processors": Unserved(off=([],)),

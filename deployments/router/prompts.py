@@ -76,7 +76,8 @@ class PromptReader:
         """The token ids of each word at the beginning of a text, and behind a space."""
 
         def encode(word: str) -> list[tuple[int, ...]]:
-            spellings = (word, f" {word.lstrip()}")
+            stripped = word.lstrip()
+            spellings = (word, f" {stripped}") if stripped else (word,)
             return [tuple(self._tokenizer.encode(w, add_special_tokens=False)) for w in spellings]
 
         pairs = await self._in_turn(tenant, encode, words)

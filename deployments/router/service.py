@@ -321,7 +321,8 @@ class GenerationService:
         """Raise for a prompt that cannot be continued by `max_tokens`, or by one if None."""
         if not prompt:
             raise InvalidRequestError(
-                "prompt is empty: it has no tokens; give at least one", field=field
+                "the prompt has no tokens: there is nothing to continue; give at least one",
+                field=field,
             )
         limit = self.model.info.max_model_len
         if max_tokens is None and len(prompt) >= limit:

@@ -10,6 +10,20 @@ from workers.errors import ConfigError
     ("values", "sentence"),
     [
         ({"tarqet": "x"}, "there is no option 'tarqet'; did you mean 'target'?"),
+        ({"model": "x"}, "there is no option 'model'; did you mean 'target'?"),
+        (
+            {"speculative_model": "x"},
+            "there is no option 'speculative_model'; did you mean 'draft'?",
+        ),
+        (
+            {"gpu_memory_utilization": "0.9"},
+            "there is no option 'gpu_memory_utilization'; did you mean 'kv_cache_gib'?",
+        ),
+        (
+            {"drafter": "ngram"},
+            "drafter is 'ngram'; did you mean 'prompt_lookup'? It must be 'model', "
+            "'prompt_lookup', 'suffix', 'early_exit', 'none' or a list like 'suffix,model'",
+        ),
         ({"gamma": "99"}, "gamma is '99'; it must be at most 64"),
         ({"gamma": "-1"}, "gamma is '-1'; it must be at least 0"),
         ({"gamma": "fast"}, "gamma is 'fast'; it must be a whole number or 'dynamic'"),

@@ -28,6 +28,13 @@ def test_grpc_is_open_to_this_machine_alone(server: TandemServe, served: Served)
     assert listening(served.grpc_port) == {"127.0.0.1"}
 
 
+def test_the_metrics_are_where_it_says(server: TandemServe) -> None:
+    line = next(line for line in server.wait_until_ready() if "  metrics " in line)
+    metrics = httpx.get(line.split()[-1], timeout=60)
+    assert metrics.status_code == 200
+    assert "ray_" in metrics.text
+
+
 def run_curl(line: str) -> dict[str, dict[str, int]]:
     """Send what the command in a line would send."""
     url, *options = shlex.split(line.partition(" curl ")[2])

@@ -19,7 +19,7 @@ TARGET = WorkerInfo(
 
 
 def lines(**options: Any) -> str:
-    return "\n".join(ready(AppArgs(**options), TARGET, 12.3))
+    return "\n".join(ready(AppArgs(**options), TARGET, 12.3, "10.0.0.7:4321"))
 
 
 def test_address_model_and_grpc_are_named() -> None:
@@ -29,6 +29,8 @@ def test_address_model_and_grpc_are_named() -> None:
     assert "1,600 tokens of all requests\n" in said
     assert "1,600 tokens of all requests, in each target group\n" in lines(num_target_groups="1:2")
     assert "127.0.0.1:9090\n" in said
+    assert "metrics   http://10.0.0.7:4321/metrics\n" in said
+    assert "metrics" not in "".join(ready(AppArgs(), TARGET, 12.3, None))
 
 
 def test_the_curl_line_is_a_command() -> None:
@@ -48,6 +50,14 @@ def test_where_a_key_is_asked_for_the_curl_line_sends_one(
         monkeypatch.setenv(KEYS_VARIABLE, "sk-of-alice-0123456789")
     said = lines(api_keys_file="keys.yaml") if is_file else lines()
     assert " -H 'Authorization: Bearer YOUR_KEY' " in said
+
+
+def test_the_curl_line_trusts_the_servers_own_certificate() -> None:
+    said = lines(tls_cert_file="my certs/server.pem", tls_key_file="key.pem")
+    (line,) = [line for line in said.splitlines() if "curl" in line]
+    _, option, path, url, *_ = shlex.split(line)[1:]
+    assert (option, path) == ("--cacert", "my certs/server.pem")
+    assert url.startswith("https://")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +96,9 @@ def test_drafters_are_named_in_their_turn() -> None:
         return said[1]
 
     assert drafts(drafter="prompt_lookup") == "drafts: prompt_lookup"
+    assert drafts(draft="small", gamma=0) == (
+        "drafts: none, as gamma=0; loaded all the same, which drafter=none saves: small"
+    )
     assert drafts(drafter="prompt_lookup,model", draft="small") == (
         "drafts: prompt_lookup; where it has none, small"
     )

@@ -18,6 +18,11 @@ def test_other_words_are_explained(word: str) -> None:
         parse_words([word])
 
 
+def test_a_model_by_itself_is_taken_for_the_target() -> None:
+    with pytest.raises(ConfigError, match=r"if it is a model, write target=org/model-8B$"):
+        parse_words(["org/model-8B"])
+
+
 @pytest.mark.parametrize("word", ["target=a\nb", "served_model_name=\udcff", "\x1b[2J"])
 def test_a_word_that_cannot_be_printed_is_refused_in_one_line(word: str) -> None:
     with pytest.raises(ConfigError, match="cannot be printed") as caught:

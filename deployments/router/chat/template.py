@@ -99,10 +99,18 @@ class ChatTemplate:
             raise InvalidRequestError(
                 "the messages have half of a surrogate pair, which is no character", field=FIELD
             ) from None
+        except RecursionError:
+            raise InvalidRequestError(
+                "the messages, tools or chat_template_kwargs are nested too deeply for the model's "
+                "chat template",
+                field=FIELD,
+            ) from None
         except Exception as error:  # whatever a template's program can raise
+            # transformers' own are sentences, others say little without their name
+            name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             raise InvalidRequestError(
                 "the model's chat template cannot be applied to the messages: "
-                f"{type(error).__name__}: {first_line(error)}",
+                f"{name}{first_line(error)}",
                 field=FIELD,
             ) from None
         return text

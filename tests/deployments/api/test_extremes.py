@@ -48,3 +48,11 @@ async def test_a_long_path_is_not_repeated_in_full(client: httpx.AsyncClient) ->
         response = await client.get(path + "a" * 5000)
         assert response.status_code == 404
         assert len(response.json()["error"]["message"]) < 1100
+
+
+async def test_who_looks_for_the_metrics_here_is_told_where_they_are(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.get("/metrics")
+    assert response.status_code == 404
+    assert "Ray exports the metrics" in response.json()["error"]["message"]

@@ -172,3 +172,7 @@ class TestSpecialTokens:
         words = await reader.read_words(["class", " class", "x"], ANYBODY)
         assert len(words) == 4
         assert all(words)
+
+    async def test_a_bad_word_of_white_space_is_only_itself(self, reader: PromptReader) -> None:
+        (newline,) = await reader.read_words(["\n"], ANYBODY)
+        assert (newline,) == tuple(await reader.read(["\n"], add_special_tokens=False))

@@ -132,6 +132,38 @@ def test_the_fields_say_the_same_in_several_ways(
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to 1024 strings"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice", "1 to 1024 strings"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "it must be a string"),
+        (
+            {"structured_outputs": {"json": PERSON, "whitespace_pattern": 5}},
+            "structured_outputs.whitespace_pattern",
+            "is 5: it must be a regular expression",
+        ),
+        (
+            {"structured_outputs": {"json": PERSON, "whitespace_pattern": "\ud83d"}},
+            "structured_outputs.json",
+            "surrogate",
+        ),
+        (
+            {"structured_outputs": {"json": PERSON, "disable_any_whitespace": 1}},
+            "structured_outputs.disable_any_whitespace",
+            "is 1: it must be true or false",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "not about a regex",
+        ),
+        (
+            {"structured_outputs": {"disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "give a json",
+        ),
+        (
+            {"structured_outputs": {"json": {"x-guidance": 5}, "whitespace_pattern": " "}},
+            "structured_outputs.json",
+            "its x-guidance must be an object",
+        ),
+        ({"guided_json": True}, "guided_json", "is True: it must be a JSON schema"),
+        ({"guided_json": [5]}, "guided_json", "which is an object"),
         ({"guided_json": "{"}, "guided_json", "is no JSON"),
         ({"guided_json": "[1]"}, "guided_json", "which is an object"),
         ({"guided_regex": ""}, "guided_regex", "it is empty"),
@@ -167,6 +199,25 @@ async def test_what_is_asked_for_is_answered(client: httpx.AsyncClient, temperat
     assert (len(choice["text"]), choice["text"][4]) == (7, "-")
 
 
+SPACINGS: dict[str, dict[str, Any]] = {
+    "none": {"structured_outputs": {"json": PERSON, "disable_any_whitespace": True}},
+    "newlines": {"structured_outputs": {"json": PERSON, "whitespace_pattern": "\n"}},
+    "of the schema": {"guided_json": {**PERSON, "x-guidance": {"whitespace_flexible": False}}},
+}
+
+
+@pytest.mark.parametrize("name", SPACINGS)
+async def test_the_white_space_of_json_may_be_bounded(client: httpx.AsyncClient, name: str) -> None:
+    """The random model fills its JSON with white space where it may."""
+    more = {"temperature": 1, "max_tokens": 120, "ignore_eos": False}
+    (choice,) = (await complete(client, **SPACINGS[name], **more))["choices"]
+    value = json.loads(choice["text"])
+    jsonschema.validate(value, PERSON)
+    dense = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    outside_strings = choice["text"].replace("\n", "") if name == "newlines" else choice["text"]
+    assert len(outside_strings) == len(dense)
+
+
 async def test_n_completions_of_several_prompts_each_match(client: httpx.AsyncClient) -> None:
     answer = await complete(client, prompt=["one", "two"], n=3, guided_regex="[a-d]{6}", seed=1)
     texts = [choice["text"] for choice in answer["choices"]]
@@ -198,6 +249,10 @@ async def test_a_hostile_grammar_is_refused_and_others_go_on(client: httpx.Async
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "guided_regex")
         assert error["message"].startswith("the grammar cannot be used: ")
+    for impossible in ({"guided_regex": r"[^\s\S]"}, {"guided_grammar": 'start: start "a"'}):
+        response = await client.post("/v1/completions", json=body(**impossible))
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "the grammar cannot be used: no text fits it"
     assert (await complete(client))["choices"]
 
 

@@ -143,6 +143,24 @@ async def test_whatever_a_template_raises_is_told(source: str, words: str) -> No
     assert words in str(error)
 
 
+async def test_what_cannot_be_continued_is_told_in_a_sentence() -> None:
+    calling = Message(role="assistant", tool_calls=(ToolCall(id="a", name="f", arguments="{}"),))
+    reader = reader_of(chat_tokenizer(LLAMA))
+    asked = Conversation(messages=(*SHORT[:1], calling), continue_final_message=True,
+                         add_generation_prompt=False)  # fmt: skip
+    with pytest.raises(InvalidRequestError, match="messages: continue_final_message is set but"):
+        await reader.read([asked])
+
+
+async def test_what_is_nested_too_deeply_is_told() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(3000):
+        nested = {"a": nested}
+    reader = reader_of(chat_tokenizer("{{ deep | tojson }}"))
+    with pytest.raises(InvalidRequestError, match="nested too deeply for the model's"):
+        await reader.read([Conversation(messages=SHORT, template_kwargs={"deep": nested})])
+
+
 async def test_a_template_that_loops_is_ended_and_holds_up_nobody() -> None:
     source = (
         "{% if messages[0].content == 'loop' %}"
