@@ -20,6 +20,25 @@ _WORDS = {
 }
 
 
+NAMES_ELSEWHERE = {
+    "draft_model": "draft",
+    "draft_model_path": "draft",
+    "gpu_memory_utilization": "kv_cache_gib",
+    "host": "http_host",
+    "max_running_requests": "max_num_seqs",
+    "mem_fraction_static": "kv_cache_gib",
+    "method": "drafter",
+    "model": "target",
+    "model_path": "target",
+    "port": "http_port",
+    "speculative_algorithm": "drafter",
+    "speculative_config": "drafter",
+    "speculative_draft_model_path": "draft",
+    "speculative_model": "draft",
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
+}
+"""What options of the app are called by vLLM and SGLang."""
 NO_NAMES: Mapping[str, str] = {}
 
 

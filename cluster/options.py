@@ -19,7 +19,7 @@ from pydantic import (
 from cluster import bundled
 from cluster.drafters import read_drafters
 from cluster.gpu_shares import GPU_PARTS, check_gpu_share
-from cluster.option_errors import option_sentence, refuse_unknown
+from cluster.option_errors import NAMES_ELSEWHERE, option_sentence, refuse_unknown
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
 from workers.model_source import ModelSource
@@ -29,25 +29,6 @@ from workers.types import HeterogeneousVocab, Rule
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
 
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
-NAMES_ELSEWHERE = {
-    "draft_model": "draft",
-    "draft_model_path": "draft",
-    "gpu_memory_utilization": "kv_cache_gib",
-    "host": "http_host",
-    "max_running_requests": "max_num_seqs",
-    "mem_fraction_static": "kv_cache_gib",
-    "method": "drafter",
-    "model": "target",
-    "model_path": "target",
-    "port": "http_port",
-    "speculative_algorithm": "drafter",
-    "speculative_config": "drafter",
-    "speculative_draft_model_path": "draft",
-    "speculative_model": "draft",
-    "tp": "tensor_parallel_size",
-    "tp_size": "tensor_parallel_size",
-}
-"""What options are called by vLLM and SGLang."""
 OF_DRAFT_MODEL = ("draft_revision", "draft_quantization", "draft_gpu_share", "heterogeneous_vocab")
 
 

@@ -321,8 +321,7 @@ class GenerationService:
         """Raise for a prompt that cannot be continued by `max_tokens`, or by one if None."""
         if not prompt:
             raise InvalidRequestError(
-                "the prompt has no tokens: there is nothing to continue; give at least one",
-                field=field,
+                "the prompt is empty: it has no tokens; give at least one", field=field
             )
         limit = self.model.info.max_model_len
         if max_tokens is None and len(prompt) >= limit:
