@@ -11,11 +11,11 @@ from itertools import zip_longest
 
 from deployments.router.admission import Reservation
 from deployments.router.completion import Completion, Deltas, Runtime
-from deployments.router.request import GenerationRequest
+from deployments.router.request import GenerationRequest, check_shown_completions
 from deployments.router.sequence import Delta, GenerationParams, ShownPrompt
 from deployments.router.speculation_counts import SpeculationCounts
 from deployments.router.tenants.keys import ANYBODY, Tenant
-from workers.errors import RequestTimeoutError, TandemError
+from workers.errors import InvalidRequestError, RequestTimeoutError, TandemError
 from workers.types import Rule, signed_64
 
 
@@ -141,6 +141,8 @@ class Generation:
         )
         self._has_prediction = bool(prediction)
         self._num_made, self._num_wanted = request.num_choices, request.n
+        self._num_logprobs = request.num_logprobs
+        self._grammar_field = request.grammar_field
         self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self.started = started
         self._timeout_s = request.timeout_s
@@ -172,9 +174,12 @@ class Generation:
         Where more are made than are wanted, those of a prompt come with the likeliest first.
         """
         deltas: list[list[Delta]] = [[] for _ in self.choices]
+        num_tokens = 0
         async with aclosing(self.run()) as run:
             async for index, delta in run:
                 deltas[index].append(delta)
+                num_tokens += len(delta.records)
+                check_shown_completions(num_tokens, self._num_logprobs)
         completions = [Delta.join(choice_deltas) for choice_deltas in deltas]
         if self._num_made == self._num_wanted:
             return completions
@@ -209,6 +214,8 @@ class Generation:
                 yield index, delta
             self.outcome = Outcome.FINISHED
         except TandemError as error:
+            if isinstance(error, InvalidRequestError) and error.field is None:
+                error.field = self._grammar_field  # which is what a worker can refuse
             self.outcome, self.error = Outcome.FAILED, error
             raise
         finally:

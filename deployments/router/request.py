@@ -11,8 +11,9 @@ from workers.types import Rule, SamplingParams
 MAX_COMPLETIONS = 128
 """Completions of one request: its prompts times n."""
 
-MAX_SHOWN_OF_PROMPTS = 2**20
-"""Tokens of prompts, or log-probabilities if they have some, in one answer."""
+MAX_SHOWN = 2**20
+"""Tokens of prompts, or log-probabilities if they have some, in one answer; and log-probabilities
+of completions in one that is no stream."""
 
 Prompt = str | tuple[int, ...]
 """A text, or its token ids."""
@@ -130,11 +131,22 @@ def check_shown_prompts(request: GenerationRequest, prompts: Sequence[Sequence[i
     num_tokens, num_top = sum(map(len, prompts)), request.num_prompt_logprobs
     num_each = 1 if num_top is None else num_top + 1
     num_shown = request.num_choices * num_tokens * num_each
-    if num_shown > MAX_SHOWN_OF_PROMPTS:
+    if num_shown > MAX_SHOWN:
         with_logprobs = "" if num_top is None else f" with {num_each} log-probabilities each"
         raise InvalidRequestError(
             f"{request.num_choices} choices that show {num_tokens} prompt tokens{with_logprobs} "
-            f"make {num_shown}; at most {MAX_SHOWN_OF_PROMPTS} fit one request: lower n or the "
+            f"make {num_shown}; at most {MAX_SHOWN} fit one request: lower n or the "
             "number of likeliest tokens, or shorten the prompts",
             field=prompt_field(request.prompts[0]),
+        )
+
+
+def check_shown_completions(num_tokens: int, num_logprobs: int | None) -> None:
+    """Raise if an answer that is no stream holds more log-probabilities of so many tokens than it
+    can beside those of other requests."""
+    if num_logprobs is not None and num_tokens * (num_logprobs + 1) > MAX_SHOWN:
+        raise InvalidRequestError(
+            f"the answer has more than {MAX_SHOWN} log-probabilities, the most without a stream: "
+            "set stream to true, or lower n, max_tokens or the number of likeliest tokens",
+            field="logprobs",
         )

@@ -150,7 +150,7 @@ async def test_what_is_shown_of_prompts_is_bounded(
     prompt: str, fields: dict[str, Any], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each choice repeats those of its prompt: a few kilobytes could ask for gigabytes."""
-    monkeypatch.setattr(request_module, "MAX_SHOWN_OF_PROMPTS", 100)
+    monkeypatch.setattr(request_module, "MAX_SHOWN", 100)
     async with local_serving(models.target) as serving, client_of(serving) as client:
         asked = {**body(max_tokens=2), "prompt": prompt, **fields}
         refused = await client.post("/v1/completions", json={**asked, "n": 5})
@@ -158,3 +158,22 @@ async def test_what_is_shown_of_prompts_is_bounded(
         assert "make 125; at most 100" in refused.json()["error"]["message"]
         served = await client.post("/v1/completions", json={**asked, "n": 4})
         assert served.status_code == 200
+
+
+async def test_log_probabilities_of_a_whole_answer_are_bounded(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept until all choices have ended; a stream hands them out."""
+    monkeypatch.setattr(request_module, "MAX_SHOWN", 100)
+    async with local_serving(models.target) as serving, client_of(serving) as client:
+        asked = {**body(max_tokens=7), "logprobs": 4, "n": 3}
+        refused = await client.post("/v1/completions", json=asked)
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert "more than 100 log-probabilities" in error["message"]
+        assert error["param"] == "logprobs"
+        shorter = await client.post("/v1/completions", json={**asked, "max_tokens": 6})
+        assert shorter.status_code == 200
+        streamed = await client.post("/v1/completions", json={**asked, "stream": True})
+        assert "more than 100" not in streamed.text
+        await serving.wait_until_nothing_is_held()

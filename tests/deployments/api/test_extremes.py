@@ -1,4 +1,4 @@
-"""Numbers of thousands of digits, values nested nearly too deep: a 400 that says what is wrong."""
+"""Odd bodies: numbers of thousands of digits, values nested nearly too deep, other encodings."""
 
 import itertools
 import json
@@ -56,3 +56,16 @@ async def test_who_looks_for_the_metrics_here_is_told_where_they_are(
     response = await client.get("/metrics")
     assert response.status_code == 404
     assert "Ray exports the metrics" in response.json()["error"]["message"]
+
+
+async def test_a_body_may_be_in_any_encoding_of_json(client: httpx.AsyncClient) -> None:
+    expected = (await complete(client, prompt="Hello", seed=1))["choices"]
+    for encoding in ("utf-8-sig", "utf-16", "utf-32-be"):
+        content = json.dumps(body(prompt="Hello", seed=1), ensure_ascii=False).encode(encoding)
+        response = await client.post("/v1/completions", content=content, headers=JSON)
+        assert response.json()["choices"] == expected, encoding
+
+
+async def test_a_body_of_nothing_is_no_json(client: httpx.AsyncClient) -> None:
+    for content in ("\0\0", "\0" * 1000, "\ufeff", " \n"):
+        assert "JSON" in await refusal(client, content)

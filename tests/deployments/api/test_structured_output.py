@@ -268,7 +268,7 @@ async def test_what_a_request_leaves_no_token_for_is_its_own_fault(
     whole = await client.post("/v1/completions", json=body(**fields, ignore_eos=False))
     assert whole.status_code == 400, whole.text
     told = whole.json()["error"]
-    assert told["type"] == "invalid_request_error"
+    assert (told["type"], told["param"]) == ("invalid_request_error", next(iter(fields)))
     assert "the grammar and the other parameters of the request leave none" in told["message"]
     *_, last = await stream(client, **fields, ignore_eos=False)
     assert last["error"] == told
