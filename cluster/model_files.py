@@ -21,16 +21,21 @@ ADVICE = "give the path of a folder with config.json and weights, or a Hugging F
 
 
 def check_files(model: AnyModel) -> None:
-    """Check a model's files as far as they are here; raises a ConfigError of `workers.errors`.
+    """Check a model's files as far as they are here; raises a ConfigError of `workers.errors`."""
+    check_found(model)
+    check_checkpoint(ModelSource.of(model))
 
-    Of an id that is not among downloaded models the hub is asked first, once and for seconds: its
-    own client would try for half a minute to reach a server that is not there.
+
+def check_found(model: AnyModel) -> None:
+    """Make sure that there is such a model; raises a ConfigError of `workers.errors`.
+
+    Of an id that is not among downloaded models the hub is asked, once and for seconds: its own
+    client would try for half a minute to reach a server that is not there.
     """
     source = ModelSource.of(model)
     is_hub_id = not Path(source.name).exists() and not looks_like_path(source.name)
     if is_hub_id and not _is_cached(source):
         _check_online(source)
-    check_checkpoint(source)
 
 
 def _is_cached(source: ModelSource) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cluster import bundled
 from cluster.gpu_shares import target_gpu_share
+from cluster.model_files import check_found
 from cluster.options import AppArgs, parse_options
 from cluster.placement import GroupBundles, group_bundles, rank_resources, tensor_parallel_sizes
 from cluster.plan.advice import notes, problems
@@ -36,6 +37,9 @@ class Plan:
 def make_plan(config: PlanConfig) -> Plan:
     """Size the models and place everything; raises ConfigError for what could never be served."""
     args, nodes = config.args, config.all_nodes()
+    for source in (args.target_source, args.draft_source):
+        if source is not None:
+            check_found(bundled.resolve(source))
 
     @cache
     def resize(tp_size: int) -> Role:

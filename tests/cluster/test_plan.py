@@ -290,3 +290,10 @@ def test_on_cpus_the_main_memory_counts(llamas: dict[str, object]) -> None:
     assert plan.problems == ()
     assert plan.fleet.target.resources == RankResources(num_cpus=LEAST_CPUS, num_gpus=0)
     assert "| h100 | target 0 (ranks 0-3), draft 0 | 0 of 8 |" in format_plan(plan)
+
+
+@pytest.mark.parametrize("args", [{"target": "organization/name"}, {"draft": "organization/name"}])
+def test_a_model_that_is_not_here_is_asked_for_once(args: dict[str, object]) -> None:
+    """The hub's own client would try for half a minute; tests run with HF_HUB_OFFLINE."""
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE forbids to download it"):
+        make_plan_of({"drafter": "model", "draft": "tandem-demo-draft", **args}, LAPTOP)
