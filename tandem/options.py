@@ -33,8 +33,11 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
             )
         name, equals, value = word.removeprefix("--").partition("=")
         if not (name and equals and value):
-            is_model = "/" in word and not equals
-            hint = f"; if it is a model, write target={word}" if is_model else ""
+            hint = f"; if it is a model, write target={word}" if "/" in word else ""
+            if word.startswith("--") and not equals:
+                hint = f"; write {word}=<its value>"
+            elif equals and name:
+                hint = f"; {name} has no value: leave it out for its default"
             raise ConfigError(
                 f"{word!r} is no option: they are written name=value, like gamma=2; "
                 f"`tandem serve --help` lists them{hint}"

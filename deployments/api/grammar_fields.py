@@ -249,7 +249,12 @@ def _of_structured_outputs(value: Mapping[str, Any]) -> Iterator[_Asked]:
         yield _asked(field, partial(_spaced, KINDS[name], spacing), given)
     if spacing and not used:
         field = f"structured_outputs.{next(iter(spacing))}"
-        raise field_error(field, f"{field} is given without the JSON that it is about: give a json")
+        raise field_error(
+            field,
+            f"{field} is given without the JSON that it is about: put the schema into "
+            'structured_outputs.json, or "x-guidance": {"whitespace_flexible": false} into the '
+            "schema where it is",
+        )
 
 
 def _check_spacing(spacing: Mapping[str, Any], kind: str) -> None:

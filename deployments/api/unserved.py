@@ -88,6 +88,9 @@ COMPLETIONS: UnservedFields = {
     "guidance_scale": Unserved(off=(1,)),
     "guided_decoding": Unserved(off=({},), instead="structured_outputs"),
     "guided_decoding_backend": IGNORED,
+    "disable_any_whitespace": Unserved(
+        off=(False,), instead="structured_outputs.disable_any_whitespace"
+    ),
     "guided_whitespace_pattern": Unserved(instead="structured_outputs.whitespace_pattern"),
     "json_schema": Unserved(instead="structured_outputs.json"),
     "length_penalty": Unserved(off=(1,)),

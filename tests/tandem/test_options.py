@@ -18,6 +18,13 @@ def test_other_words_are_explained(word: str) -> None:
         parse_words([word])
 
 
+def test_options_of_two_words_or_without_a_value_are_explained() -> None:
+    with pytest.raises(ConfigError, match=r"; write --port=<its value>$"):
+        parse_words(["--port", "8000"])
+    with pytest.raises(ConfigError, match=r"; draft has no value: leave it out for its default$"):
+        parse_words(["draft="])
+
+
 def test_a_model_by_itself_is_taken_for_the_target() -> None:
     with pytest.raises(ConfigError, match=r"if it is a model, write target=org/model-8B$"):
         parse_words(["org/model-8B"])

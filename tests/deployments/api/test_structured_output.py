@@ -155,7 +155,7 @@ def test_the_fields_say_the_same_in_several_ways(
         (
             {"structured_outputs": {"whitespace_pattern": " "}},
             "structured_outputs.whitespace_pattern",
-            "give a json",
+            "put the schema into",
         ),
         (
             {"structured_outputs": {"json": {"x-guidance": 5}, "whitespace_pattern": " "}},
