@@ -96,13 +96,25 @@ class GrammarCompiler:
         return self.follow(self.compile(grammar).result())
 
     def follow(self, compiled: "LLMatcher") -> OutputMatcher:
-        """A matcher for one more output of a compiled grammar."""
+        """A matcher for one more output of a compiled grammar.
+
+        All of them share what the library has built of the grammar. Where one output has used up
+        the limits of that, the grammar is compiled anew for the next.
+        """
         return OutputMatcher(
             compiled.deep_copy(),
             self._load_vocabulary(),
             vocab_size=self._vocab_size,
             end_tokens=self._end_tokens,
+            on_failure=lambda: self._drop(compiled),
         )
+
+    def _drop(self, compiled: "LLMatcher") -> None:
+        with self._lock:
+            for grammar, future in list(self._compiled.items()):
+                is_made = future.done() and future.exception() is None
+                if is_made and future.result() is compiled:
+                    del self._compiled[grammar]
 
     def _compile(self, grammar: Grammar) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
@@ -113,6 +125,7 @@ class GrammarCompiler:
             initial_lexer_fuel=LEXER_FUEL,
             step_lexer_fuel=LEXER_FUEL,
             step_max_items=STEP_MAX_ITEMS,
+            max_lexer_states=MAX_SOURCE_LEN,  # a list of texts needs one for each character
             verbose_errors=False,
         )
         special_tokens = self._special_tokens(vocabulary, grammar)

@@ -1,6 +1,6 @@
 """How far the output of one sequence has come in its grammar, and what may come next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from workers.errors import InvalidRequestError
@@ -25,11 +25,14 @@ class OutputMatcher:
         *,
         vocab_size: int,
         end_tokens: Sequence[int],
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """`matcher` is at its start, goes by `vocabulary`, and belongs to this object from now on.
 
         `end_tokens` are what may follow where the grammar accepts; the library is not told of them.
+        `on_failure` is told when the library has met a limit.
         """
+        self._on_failure = on_failure
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._num_bytes = -(-vocab_size // 8)
@@ -117,5 +120,6 @@ class OutputMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            self._on_failure()
             reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
             raise InvalidRequestError(f"{STUCK}{NAMED_REASONS.get(reason, reason)}")

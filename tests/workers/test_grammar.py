@@ -5,7 +5,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from tokenizers import Tokenizer
 
+from cluster import bundled
 from tests.fakes import byte_tokenizer
 from tests.grammars import END_TOKEN, GRAMMARS, TEXTS, VOCAB_SIZE
 from tests.tokenizers import whole_words
@@ -307,3 +309,26 @@ def test_a_grammar_that_cannot_be_used_is_refused(compiler: GrammarCompiler, wha
         compiler.matcher(HOSTILE[what])
     assert str(caught.value).startswith("the grammar cannot be used: ")
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(("length", "words"), [(300, "many expressions"), (200, "many states")])
+def test_an_output_that_uses_up_a_limit_leaves_the_next_one_a_grammar(
+    length: int, words: str
+) -> None:
+    """Outputs share what the library builds of a grammar, up to its limits. Long tokens have it
+    build much."""
+    tokenizer = Tokenizer.from_file(f"{bundled.resolve(bundled.TARGET_NAME)}/tokenizer.json")
+    num_tokens = tokenizer.get_vocab_size()
+    compiler = GrammarCompiler(lambda: tokenizer, vocab_size=num_tokens, end_tokens=(0,))
+    grammar = Grammar.regex(f"(?s:.*[aeiou].{{{length}}}x1)")
+    matcher, rng = compiler.matcher(grammar), random.Random(0)
+
+    def follow() -> None:
+        for _ in range(300):
+            assert matcher.push(rng.choice(sorted(allowed_tokens(matcher) - {0})))
+
+    with pytest.raises(InvalidRequestError, match=words):
+        follow()
+    fresh = compiler.matcher(grammar)
+    assert fresh.move_to(tokenizer.encode("a text").ids)
+    assert fresh.allowed()
