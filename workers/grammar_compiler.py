@@ -28,8 +28,7 @@ MAX_COMPILED = 64
 LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
 """The library's limits of the work before the first mask and of each, some tens of ms and 1 ms:
-less than its own, as other sequences wait meanwhile. Ordinary grammars use a hundredth. All others
-are the library's own."""
+less than its own, as other sequences wait meanwhile. Ordinary grammars use a hundredth."""
 NO_BYTES = "this model has no tokenizer that says the bytes of its tokens"
 NUM_THREADS = 2
 """How many grammars are compiled at a time, so that a slow one does not hold up all others."""

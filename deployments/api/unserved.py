@@ -68,6 +68,9 @@ COMPLETIONS: UnservedFields = {
     "begin_suppress_tokens": Unserved(off=([],)),
     "custom_logit_processor": NEVER_OFF,
     "detokenize": Unserved(off=(True,), instead="return_token_ids"),
+    "disable_any_whitespace": Unserved(
+        off=(False,), instead="structured_outputs.disable_any_whitespace"
+    ),
     "do_sample": Unserved(off=(True,), instead="temperature 0"),
     "drafter": Unserved(instead="speculation.mode"),
     "dry_multiplier": Unserved(off=(0,)),
@@ -88,9 +91,6 @@ COMPLETIONS: UnservedFields = {
     "guidance_scale": Unserved(off=(1,)),
     "guided_decoding": Unserved(off=({},), instead="structured_outputs"),
     "guided_decoding_backend": IGNORED,
-    "disable_any_whitespace": Unserved(
-        off=(False,), instead="structured_outputs.disable_any_whitespace"
-    ),
     "guided_whitespace_pattern": Unserved(instead="structured_outputs.whitespace_pattern"),
     "json_schema": Unserved(instead="structured_outputs.json"),
     "length_penalty": Unserved(off=(1,)),
