@@ -81,12 +81,18 @@ def main() -> None:
 
 def _answer(question: Question) -> Answer:
     args = question.args
-    models = [model for model in (args.target_source, args.draft_source) if model is not None]
+    sources = {"target": args.target_source, "draft": args.draft_source}
     try:
-        for model in map(bundled.resolve, models):
+        for option, source in sources.items():
+            if source is None:
+                continue
+            model = bundled.resolve(source)
             if question.machine is None and not Path(model.name).is_dir():
                 return Answer()
-            check_files(model)
+            try:
+                check_files(model)
+            except TandemError as error:
+                raise ConfigError(f"{option}: {error}") from None
         # imported once it is needed: transformers takes seconds
         from cluster.model_fit import check_fit
 

@@ -61,7 +61,7 @@ def refuse_unknown(
             near = (
                 [elsewhere[name]]
                 if isinstance(name, str) and name in elsewhere
-                else (difflib.get_close_matches(str(name), names, n=1))
+                else difflib.get_close_matches(str(name).lower(), names, n=1)
             )
             hint = f"did you mean {near[0]!r}?" if near else f"the {what}s are {', '.join(names)}"
             raise ValueError(f"there is no {what} {str(name)!r}; {hint}")

@@ -29,7 +29,8 @@ def before_start(checked: Preflight) -> Iterator[str]:
 def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
     """The drafters in their order. Keys of `described` are names of models."""
     if not args.drafters:
-        return "none (drafter=none), so every token is decoded plainly"
+        unused = "" if args.gamma in ("dynamic", 0) else f", and gamma={args.gamma} does nothing"
+        return f"none (drafter=none), so every token is decoded plainly{unused}"
     model = args.draft_model or ""
     names = {"model": described.get(model, model)}
     drafters = "; where it has none, ".join(names.get(name, name) for name in args.drafters)

@@ -12,6 +12,7 @@ from tests.fakes import END, byte_tokenizer
 from tests.tiny_models import save_model, save_quick_model
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
+from workers.grammar_matcher import OutputMatcher
 
 VOCAB_SIZE = 288
 """More than the tokenizer has: some tokens stand for nothing, as where embeddings are padded."""
@@ -44,6 +45,12 @@ GRAMMARS = {
     "lark": Grammar.lark(ARITHMETIC),
     "gbnf": Grammar.lark(GBNF),
 }
+
+
+def allowed_tokens(matcher: OutputMatcher) -> set[int]:
+    """The tokens that may come next."""
+    bits = matcher.allowed()
+    return {token for token in range(8 * len(bits)) if bits[token // 8] >> token % 8 & 1}
 
 
 def save_grammar_model(folder: Path, *, family: str | None = "llama") -> str:

@@ -10,6 +10,7 @@ TandemError
     ModelNameError            the request names a model that is not served here
     ContextLengthError        prompt and completion do not fit the context
     RequestTooLargeError      the request has more bytes than are read
+    GrammarStuckError         an output cannot be followed any further in its grammar
   AuthenticationError         the request has no API key, or one that is not valid
   OverloadedError             the waiting queue is full; carries when to come back
     RateLimitError            the key has used up what it may use for now
@@ -68,6 +69,10 @@ class ContextLengthError(InvalidRequestError):
 
 
 class RequestTooLargeError(InvalidRequestError):
+    pass
+
+
+class GrammarStuckError(InvalidRequestError):
     pass
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from workers.errors import InvalidRequestError, first_line
+from workers.errors import GrammarStuckError, InvalidRequestError, first_line
 from workers.grammar import Grammar
 from workers.grammar_matcher import STUCK, OutputMatcher
 from workers.tool_call_grammar import ToolCalls
@@ -137,7 +137,7 @@ class GrammarCompiler:
             raise _refused(_with_function(vocabulary, grammar) or matcher.get_error())
         try:
             is_possible = any(self.follow(matcher).allowed())
-        except InvalidRequestError as error:
+        except GrammarStuckError as error:
             raise _refused(str(error).removeprefix(STUCK)) from None
         if not is_possible:
             raise _refused("no text fits it")

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from workers.errors import InvalidRequestError
+from workers.errors import GrammarStuckError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
@@ -82,7 +82,7 @@ class GrammarMasks:
 
         None without a grammar, and where it is not ready. Behind a forbidden draft there is None
         too: no token there is ever looked at. Raises InvalidRequestError for a grammar that cannot
-        be used or followed.
+        be used, and GrammarStuckError for one that cannot be followed.
         # num_drafts + 1 of [ceil(vocab / 8)] uint8
         """
         masks: list[Tensor | None] = [None] * (num_drafts + 1)
@@ -94,12 +94,9 @@ class GrammarMasks:
         try:
             if not matcher.move_to(output[:num_committed]):
                 # the library itself has allowed it, as some rules of special tokens bring it to
-                raise InvalidRequestError(
-                    "the grammar cannot be followed any further: it does not take the text so far; "
-                    "try another grammar"
-                )
+                raise matcher.stuck("it does not take the text so far; try another grammar")
             masks[0] = first = _mask(matcher)
-        except InvalidRequestError:
+        except GrammarStuckError:
             del self._matchers[sequence]
             raise
         for index, draft in enumerate(output[num_committed:], start=1):
@@ -107,7 +104,7 @@ class GrammarMasks:
                 if not matcher.push(draft):
                     break
                 masks[index] = _mask(matcher)
-            except InvalidRequestError:  # the sequence's end only if it comes there
+            except GrammarStuckError:  # the sequence's end only if it comes there
                 del self._matchers[sequence]
                 masks[index] = torch.zeros_like(first)
                 break

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from workers.errors import InvalidRequestError
+from workers.errors import GrammarStuckError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,7 +30,7 @@ class OutputMatcher:
         """`matcher` is at its start, goes by `vocabulary`, and belongs to this object from now on.
 
         `end_tokens` are what may follow where the grammar accepts; the library is not told of them.
-        `on_failure` is told when the library has met a limit.
+        `on_failure` is told when the matcher is stuck.
         """
         self._on_failure = on_failure
         self._matcher = matcher
@@ -53,7 +53,7 @@ class OutputMatcher:
     def push(self, token: int) -> bool:
         """Match one more token; False, and nothing has changed, where the grammar forbids it.
 
-        Raises InvalidRequestError as `allowed` does.
+        Raises GrammarStuckError as `allowed` does.
         """
         if token in self._end_tokens:
             fits = self._matcher.is_accepting()
@@ -69,7 +69,7 @@ class OutputMatcher:
     def allowed(self) -> bytearray:
         """The tokens that may come next, one bit each, the lowest first.
 
-        Behind an end token another may come, and nothing else. Raises InvalidRequestError where the
+        Behind an end token another may come, and nothing else. Raises GrammarStuckError where the
         library has met a limit; the matcher is of no use any more then.
         """
         has_ended = len(self._tokens) > self._num_matched
@@ -120,6 +120,10 @@ class OutputMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            self._on_failure()
             reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
-            raise InvalidRequestError(f"{STUCK}{NAMED_REASONS.get(reason, reason)}")
+            raise self.stuck(NAMED_REASONS.get(reason, reason))
+
+    def stuck(self, reason: str) -> GrammarStuckError:
+        """The error of a matcher that is of no use any more."""
+        self._on_failure()
+        return GrammarStuckError(f"{STUCK}{reason}")

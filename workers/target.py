@@ -1,7 +1,8 @@
 """The target: verifies drafts of many sequences in one forward, prefills included."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
@@ -9,7 +10,12 @@ from torch import Tensor
 
 from workers.backlog import WorkItem
 from workers.drafters.early_exit import EarlyDrafting, EarlyExitDrafter
-from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
+from workers.errors import (
+    GenerationFailedError,
+    GrammarStuckError,
+    InvalidRequestError,
+    TandemError,
+)
 from workers.isolation import decide_each
 from workers.logprobs import token_logprobs
 from workers.model import Model
@@ -64,6 +70,8 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         )
         self._rule: VerificationRule = rule or RuleOfEach()
         self._early_exit = EarlyExitDrafter(self._paged, self._sequences, self._grammars)
+        self._begun_again: set[str] = set()
+        """Sequences that were stuck in their grammar before."""
 
     def verify(self, batch: Sequence[VerifyRequest]) -> list[VerifyResult]:
         """The target's own tokens for every sequence of the batch; see `run_batch`."""
@@ -196,8 +204,28 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             runs,
             logits,
             num_rows=[_num_judged_rows(run) for run in runs],
-            isolated=lambda run: self._isolated(run.sequence.seq_id),
+            isolated=lambda run: self._isolated_in_grammar(run.sequence.seq_id),
         )
+
+    @contextmanager
+    def _isolated_in_grammar(self, seq_id: str) -> Iterator[None]:
+        """Isolate a sequence; one that is stuck in its grammar is sent again, once: others may have
+        used up what the grammar's matchers share, which is made anew then."""
+        with self._isolated(seq_id):
+            try:
+                yield
+            except GrammarStuckError:
+                if seq_id in self._begun_again:
+                    raise
+                self._begun_again.add(seq_id)
+                self._backlog.release([seq_id])
+                self._failed.append(self.unanswered(seq_id, needs_tokens_from=0))
+
+    def release(self, seq_ids: Iterable[str]) -> list[VerifyResult]:
+        """See StepWorker."""
+        seq_ids = tuple(seq_ids)
+        self._begun_again.difference_update(seq_ids)
+        return super().release(seq_ids)
 
     def _answer(self, run: Run, verdict: Verdict, logits: Tensor, row: int) -> VerifyResult:
         """Roll back the drafts that were rejected; the run's logits begin at `row`.

@@ -3,8 +3,9 @@
 What the objects look like is an endpoint's own affair: a Writer of it makes them.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.api.auth import caller_of
 from deployments.api.errors import error_body
-from deployments.api.off_loop import off_loop
 from deployments.api.openai import StreamOptions, Usage
 from deployments.api.validation import RequestModel
 from deployments.router.generation import Generation
@@ -26,6 +26,9 @@ from deployments.router.service import GenerationService
 from workers.errors import TandemError, internal_error
 
 logger = logging.getLogger(__name__)
+
+PIECE_LEN = 2**20
+"""Bytes of a body that are handed on at a time."""
 
 
 class Writer(Protocol):
@@ -96,17 +99,17 @@ class Answer(Response):
                 await stream(scope, receive, send)
                 return
             content = await self._whole(generation, writer)
-        await Response(content, media_type="application/json")(scope, receive, send)
+        await _InPieces(content, media_type="application/json")(scope, receive, send)
 
-    async def _whole(self, generation: Generation, writer: Writer) -> str:
+    async def _whole(self, generation: Generation, writer: Writer) -> bytes:
         """The answer as JSON. A long one is written a choice at a time: a client that leaves ends
         it between two."""
         is_long = self._request.is_long_to_write
+        off_loop = generation.off_loop
         completions = enumerate(await generation.complete())
         choices = [await off_loop(_choice, is_long, writer, *each) for each in completions]
-        answer = writer.answer(Usage.of(generation.usage)).model_dump_json()
-        before, after = answer.split(_NO_CHOICES)
-        return f'{before}"choices":[{",".join(choices)}]{after}'
+        answer = writer.answer(Usage.of(generation.usage)).model_dump_json().encode()
+        return await off_loop(_with_choices, is_long, answer, choices)
 
     async def _events(
         self, generation: Generation, writer: Writer, options: StreamOptions
@@ -120,7 +123,9 @@ class Answer(Response):
                     if delta.text or delta.finish_reason or delta.prompt or shows_tokens:
                         usage = Usage.of(generation.usage) if is_usage_continuous else None
                         is_long = bool(delta.prompt)
-                        for event in await off_loop(_written, is_long, writer, index, delta, usage):
+                        for event in await generation.off_loop(
+                            _written, is_long, writer, index, delta, usage
+                        ):
                             yield event
             if with_usage:
                 yield _event(writer.usage_event(Usage.of(generation.usage)))
@@ -132,12 +137,29 @@ class Answer(Response):
         yield "data: [DONE]\n\n"
 
 
-_NO_CHOICES = '"choices":[]'
+class _InPieces(Response):
+    """A response that lets other requests have their turn while a long body is handed on."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        for end in range(PIECE_LEN, len(self.body) + PIECE_LEN, PIECE_LEN):
+            piece, has_more = self.body[end - PIECE_LEN : end], end < len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": has_more})
+            await asyncio.sleep(0)
+
+
+_NO_CHOICES = b'"choices":[]'
 """The JSON of an answer that has no choices yet; no string in it can have such quotes."""
 
 
-def _choice(writer: Writer, index: int, completion: Delta) -> str:
-    return writer.choice(index, completion).model_dump_json()
+def _choice(writer: Writer, index: int, completion: Delta) -> bytes:
+    return writer.choice(index, completion).model_dump_json().encode()
+
+
+def _with_choices(answer: bytes, choices: Sequence[bytes]) -> bytes:
+    before, after = answer.split(_NO_CHOICES)
+    return b'%b"choices":[%b]%b' % (before, b",".join(choices), after)
 
 
 def _written(writer: Writer, index: int, delta: Delta, usage: Usage | None) -> list[str]:

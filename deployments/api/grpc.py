@@ -20,7 +20,6 @@ from deployments.api.grpc_answers import chunk_of, completion_of, usage_of
 from deployments.api.grpc_chat import Messages, chat_fields, tokenize_fields
 from deployments.api.grpc_context import StatusContext, timeout_s
 from deployments.api.grpc_fields import given_fields
-from deployments.api.off_loop import off_loop
 from deployments.api.tokens import TokenizeRequest
 from deployments.api.validation import parse
 from deployments.router.generation import Generation
@@ -53,7 +52,7 @@ class Rpcs:
             async with self._service.open(parsed, caller) as generation:
                 is_long = parsed.is_long_to_write
                 completions = [
-                    await off_loop(completion_of, is_long, completion)
+                    await generation.off_loop(completion_of, is_long, completion)
                     for completion in await generation.complete()
                 ]
                 first = completions[0]
@@ -83,7 +82,7 @@ class Rpcs:
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
                     is_long, is_last = bool(delta.prompt), num_running == 0
-                    yield await off_loop(
+                    yield await generation.off_loop(
                         chunk_of, is_long, generation, index, delta, is_last=is_last
                     )
 
@@ -99,7 +98,7 @@ class Rpcs:
                 messages = self._messages(body, generation)
                 is_long = parsed.is_long_to_write
                 choices = [
-                    await off_loop(messages.choice, is_long, index, completion)
+                    await generation.off_loop(messages.choice, is_long, index, completion)
                     for index, completion in enumerate(await generation.complete())
                 ]
                 return tandem_pb2.ChatResponse(
@@ -127,7 +126,9 @@ class Rpcs:
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
                     is_long, is_last = bool(delta.prompt), num_running == 0
-                    yield await off_loop(messages.chunk, is_long, index, delta, is_last=is_last)
+                    yield await generation.off_loop(
+                        messages.chunk, is_long, index, delta, is_last=is_last
+                    )
 
     def _parse_chat(
         self, request: tandem_pb2.ChatRequest, *, is_stream: bool = False

@@ -49,7 +49,18 @@ _SENTENCES: Mapping[str, str] = {
 }
 """Pydantic's error types in words for a client; `{}` are pydantic's own limits."""
 
-_repr = reprlib.Repr()
+
+class _Brief(reprlib.Repr):
+    """Bounded text, with the words of JSON for the values that Python calls otherwise."""
+
+    def repr_bool(self, value: bool, level: int) -> str:  # noqa: ARG002
+        return "true" if value else "false"
+
+    def repr_NoneType(self, value: None, level: int) -> str:  # noqa: ARG002
+        return "null"
+
+
+_repr = _Brief()
 _repr.maxstring = _repr.maxother = 80
 _repr.maxlong = 40
 brief = _repr.repr

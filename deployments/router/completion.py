@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deployments.router.admission import Reservation
 from deployments.router.health import Health
 from deployments.router.loop import RoundLoop
+from deployments.router.off_loop import OffLoop
 from deployments.router.sequence import Delta, GenerationParams, Sequence
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
@@ -36,6 +37,8 @@ class Runtime:
     max_model_len: int
     verification: Rule = "coupled"
     """The rule by which drafts are judged where a request names none."""
+    off_loop: OffLoop = field(default_factory=OffLoop)
+    """What does long work of requests beside the event loop."""
 
 
 @dataclass(slots=True, kw_only=True)

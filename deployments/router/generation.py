@@ -149,6 +149,8 @@ class Generation:
         self._priority = request.priority
         self._reservation = reservation
         self._runtime = runtime
+        self.off_loop = runtime.off_loop
+        """What writes long results of this request, as of any other."""
         self.completions: list[Completion] = []
         self.outcome = Outcome.CANCELLED
         self.error: TandemError | None = None

@@ -10,6 +10,7 @@ from workers.errors import ConfigError
     ("values", "sentence"),
     [
         ({"tarqet": "x"}, "there is no option 'tarqet'; did you mean 'target'?"),
+        ({"GAMMA": "3"}, "there is no option 'GAMMA'; did you mean 'gamma'?"),
         ({"model": "x"}, "there is no option 'model'; did you mean 'target'?"),
         (
             {"speculative_model": "x"},

@@ -96,6 +96,9 @@ def test_drafters_are_named_in_their_turn() -> None:
         return said[1]
 
     assert drafts(drafter="prompt_lookup") == "drafts: prompt_lookup"
+    plainly = "drafts: none (drafter=none), so every token is decoded plainly"
+    assert drafts(drafter="none") == plainly
+    assert drafts(drafter="none", gamma=4) == f"{plainly}, and gamma=4 does nothing"
     assert drafts(draft="small", gamma=0) == (
         "drafts: none, as gamma=0; loaded all the same, which drafter=none saves: small"
     )

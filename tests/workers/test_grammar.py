@@ -5,16 +5,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from tokenizers import Tokenizer
 
-from cluster import bundled
 from tests.fakes import byte_tokenizer
-from tests.grammars import END_TOKEN, GRAMMARS, TEXTS, VOCAB_SIZE
+from tests.grammars import END_TOKEN, GRAMMARS, TEXTS, VOCAB_SIZE, allowed_tokens
 from tests.tokenizers import whole_words
 from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_compiler import MAX_SOURCE_LEN, GrammarCompiler
-from workers.grammar_matcher import OutputMatcher
 from workers.tool_call_grammar import ToolCalls, WrittenCall
 
 TOKENIZER = byte_tokenizer(TEXTS)
@@ -32,11 +29,6 @@ def compiler() -> GrammarCompiler:
 
 def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text).ids
-
-
-def allowed_tokens(matcher: OutputMatcher) -> set[int]:
-    bits = matcher.allowed()
-    return {token for token in range(8 * len(bits)) if bits[token // 8] >> token % 8 & 1}
 
 
 def matches(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
@@ -309,26 +301,3 @@ def test_a_grammar_that_cannot_be_used_is_refused(compiler: GrammarCompiler, wha
         compiler.matcher(HOSTILE[what])
     assert str(caught.value).startswith("the grammar cannot be used: ")
     assert len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize(("length", "words"), [(300, "many expressions"), (200, "many states")])
-def test_an_output_that_uses_up_a_limit_leaves_the_next_one_a_grammar(
-    length: int, words: str
-) -> None:
-    """Outputs share what the library builds of a grammar, up to its limits. Long tokens have it
-    build much."""
-    tokenizer = Tokenizer.from_file(f"{bundled.resolve(bundled.TARGET_NAME)}/tokenizer.json")
-    num_tokens = tokenizer.get_vocab_size()
-    compiler = GrammarCompiler(lambda: tokenizer, vocab_size=num_tokens, end_tokens=(0,))
-    grammar = Grammar.regex(f"(?s:.*[aeiou].{{{length}}}x1)")
-    matcher, rng = compiler.matcher(grammar), random.Random(0)
-
-    def follow() -> None:
-        for _ in range(300):
-            assert matcher.push(rng.choice(sorted(allowed_tokens(matcher) - {0})))
-
-    with pytest.raises(InvalidRequestError, match=words):
-        follow()
-    fresh = compiler.matcher(grammar)
-    assert fresh.move_to(tokenizer.encode("a text").ids)
-    assert fresh.allowed()

@@ -5,7 +5,7 @@ forces the text; how the target cuts it into tokens is its own affair, so the us
 """
 
 from deployments.router.sequence import Sequence
-from workers.errors import InvalidRequestError
+from workers.errors import GrammarStuckError
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_matcher import OutputMatcher
 from workers.types import NO_DRAFTS, DraftTokens
@@ -44,7 +44,7 @@ class ForcedTokens:
         try:
             if not matcher.move_to(sequence.tokens[sequence.prompt_len :]):
                 return NO_DRAFTS
-        except InvalidRequestError:  # the target will say so
+        except GrammarStuckError:  # the target will say so
             return NO_DRAFTS
         tokens = tuple(matcher.forced()[:max_tokens])
         if len(tokens) < min(LEAST_TOKENS, max_tokens):

@@ -51,15 +51,14 @@ class Question:
     candidates: tuple[Candidate, ...]
     num_prefill_tokens: int
 
-    def is_near(self, other: "Question", *, plan: Plan) -> bool:
+    def is_near(self, other: "Question") -> bool:
         """Whether a plan for the other question serves this one: nothing is new but that sequences
-        have come or gone and some of the others have less room for drafts; or prompts have come,
-        beside which drafts are made if they pay without any."""
+        have come or gone and some of the others have less room for drafts."""
         before = {candidate.seq_id: candidate for candidate in other.candidates}
         both = [(own, before[own.seq_id]) for own in self.candidates if own.seq_id in before]
         has_prompts, had_prompts = self.num_prefill_tokens > 0, other.num_prefill_tokens > 0
         return (
-            (has_prompts == had_prompts or (has_prompts and not plan.pays))
+            has_prompts == had_prompts
             and len(both) > 0
             and all(own == its or _has_less_room(own, its) for own, its in both)
         )
@@ -180,7 +179,7 @@ class DynamicGamma:
         asked, plan = self._plan
         if question == asked:
             return plan
-        if question.is_near(asked, plan=plan):
+        if question.is_near(asked):
             return question.adapted(plan, asked=asked)
         return self._renew(question)
 

@@ -217,6 +217,10 @@ class Latency:
         rest_s = np.where(is_after_drafting, drafted.rest.value, plain.rest.value)
         return rest_s + factor * self._target_table.seconds(num_sequences, num_tokens)
 
+    def prompts_s(self, num_tokens: float) -> float:
+        """Seconds of a step of nothing but so many tokens of prompts."""
+        return self._plain.factor.value * float(self._target_table.seconds(1, num_tokens))
+
     def observe(self, observed: ObservedRound) -> None:
         """Learn from the times of a round that are clean."""
         if observed.draft_s is not None and observed.longest_draft > 0:

@@ -10,9 +10,11 @@ are taken in order of survival, down to the threshold and up to the longest draf
 rate: a jump in the costs may hide behind one that does not pay. Drafters stop below the threshold
 too, so a step of theirs is only run while some sequence is above it.
 
-When a step also runs part of a prompt, drafts are priced at the rate that these sequences would
-reach without it: the prompt must run anyway, so a long step does not make drafts cheap. Beside
-drafts a prompt may take 1 + DELAY_SHARE times as long at most, since they delay its first token.
+Where prompts wait, drafts are priced at the rate that these sequences would reach without them: the
+prompts must run anyway, so a long step does not make drafts cheap. While a drafter drafts, the
+target runs a step of prompts, and the verification waits for its end. Without a drafter, and where
+more prompts wait than fit into that step, they run beside the verification. Then they may take
+1 + DELAY_SHARE times as long at most, since drafts delay their first tokens.
 """
 
 import math
@@ -40,13 +42,21 @@ class Prompts:
     most: float = 0.0
     """The tokens that fit into a step; drafts take the place of prompts."""
 
-    def in_step(self, num_own: ArrayLike) -> Floats:
-        """How many are run beside that many tokens of sequences and their drafts.
+    @property
+    def during_drafting(self) -> float:
+        """How many are run while a drafter drafts: a step of nothing else."""
+        return min(float(self.num_tokens), self.most)
 
-        Shapes: [any] -> [any].
+    def in_step(self, num_own: ArrayLike, *, is_after_drafting: ArrayLike = False) -> Floats:
+        """How many are run beside that many tokens of sequences and their drafts; those that have
+        run during the drafting are no longer among them.
+
+        Shapes: [any] -> [any]; `is_after_drafting` one for all or [any].
         """
-        room: Floats = np.maximum(1.0, np.subtract(self.most, num_own))
-        return np.minimum(float(self.num_tokens), room)
+        room = np.maximum(1.0, np.subtract(self.most, num_own))
+        is_left = np.logical_not(is_after_drafting) | (self.num_tokens >= self.most)
+        beside: Floats = np.minimum(float(self.num_tokens), room) * is_left
+        return beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,8 @@ class Plan:
     least_survival: float = 1.0
     """Drafts that survive with less probability are not expected to be worth their time."""
     draft_s: float = 0.0
-    """Seconds of drafting, whoever does it."""
+    """Seconds before the verification: of drafting, whoever does it, and of a step of prompts that
+    takes longer than that."""
     is_after_drafting: bool = False
     """Whether a drafter is asked before the verification; see `Latency.verify_s`."""
     time_s: float
@@ -132,20 +143,22 @@ def _plan(
     expected = num_sequences + chances.cumsum(axis=1)  # [thresholds, longest], as all below
     num_own = num_sequences + shares.sum(axis=1).cumsum(axis=1)
     draft_s = _making_s(shares, makers, Maker.DRAFTER, latency.draft_s)
+    is_drafted = draft_s > 0.0
     made_s = draft_s + _making_s(shares, makers, Maker.TARGET, latency.ahead_s)
 
-    def times_s(num_others: Floats | float) -> Floats:
-        return made_s + latency.verify_s(
-            num_sequences, num_own + num_others, is_after_drafting=draft_s > 0.0
-        )
+    def verify_s(num_others: Floats | float) -> Floats:
+        return latency.verify_s(num_sequences, num_own + num_others, is_after_drafting=is_drafted)
 
-    alone_times_s = times_s(0.0)
+    alone_times_s = made_s + verify_s(0.0)
     rate = max(num_sequences / alone_s, float((expected / alone_times_s).max()))
     all_s, is_allowed = alone_times_s, np.ones_like(expected, dtype=bool)
     if prompts.num_tokens:
-        all_s = times_s(num_beside)
-        beside = prompts.in_step(num_own)
-        is_allowed = times_s(beside) <= _longest_s(prompts, beside, plain_s, num_sequences)
+        early_s = latency.prompts_s(prompts.during_drafting)
+        made_s += is_drafted * np.maximum(0.0, early_s - draft_s)
+        all_s = made_s + verify_s(np.where(is_drafted, 0.0, num_beside))
+        beside = prompts.in_step(num_own, is_after_drafting=is_drafted)
+        longest_s = _longest_s(prompts, beside, is_drafted, plain_s, num_sequences)
+        is_allowed = made_s + verify_s(beside) <= longest_s
     gains = np.where(is_allowed, expected - rate * all_s, -math.inf)
     best, last = np.unravel_index(gains.argmax(), gains.shape)
     return Plan(
@@ -161,14 +174,23 @@ def _plan(
     )
 
 
-def _longest_s(prompts: Prompts, beside: Floats, plain_s: float, num_sequences: int) -> Floats:
-    """How long a round may take that runs `beside` tokens of prompts, so that they get on at least
-    1 / (1 + DELAY_SHARE) as fast as in a plain round of `plain_s` seconds.
+def _longest_s(
+    prompts: Prompts,
+    beside: Floats,
+    is_after_drafting: ArrayLike,
+    plain_s: float,
+    num_sequences: int,
+) -> Floats:
+    """How long a round may take that runs `beside` tokens of prompts with its verification, so that
+    they get on at least 1 / (1 + DELAY_SHARE) as fast as in a plain round of `plain_s` seconds; any
+    time where none are left to run then.
 
     Shapes: [any] -> [any].
     """
-    longest: Floats = (1.0 + DELAY_SHARE) * plain_s * beside / prompts.in_step(num_sequences)
-    return longest
+    num_run = beside + np.where(is_after_drafting, prompts.during_drafting, 0.0)
+    longest_s = (1.0 + DELAY_SHARE) * plain_s * num_run / prompts.in_step(num_sequences)
+    unheld: Floats = np.where(beside > 0.0, longest_s, math.inf)
+    return unheld
 
 
 def _thresholds(survival: Floats) -> Floats:
@@ -215,20 +237,18 @@ def worth_verifying(survival: Sequence[Sequence[float]], plan: Plan, latency: La
     chances = np.array([chance for sequence in survival for chance in sequence])
     owners = np.repeat(np.arange(len(lengths)), lengths)
     order = np.argsort(-chances, kind="stable")  # earlier drafts of a sequence come first
-    num_sequences, prompts = len(plan.gammas), plan.prompts
+    num_sequences, prompts, is_drafted = len(plan.gammas), plan.prompts, plan.is_after_drafting
     num_own = num_sequences + np.arange(len(chances) + 1.0)
 
     def verify_s(num_others: Floats | float) -> Floats:
-        return latency.verify_s(
-            num_sequences, num_own + num_others, is_after_drafting=plan.is_after_drafting
-        )
+        return latency.verify_s(num_sequences, num_own + num_others, is_after_drafting=is_drafted)
 
-    cost_s = verify_s(float(prompts.in_step(num_sequences)))
+    cost_s = verify_s(float(prompts.in_step(num_sequences, is_after_drafting=is_drafted)))
     gains = np.append(0.0, chances[order].cumsum()) - plan.tokens_per_s * cost_s
     if prompts.num_tokens:
-        beside = prompts.in_step(num_own)
+        beside = prompts.in_step(num_own, is_after_drafting=is_drafted)
         times_s = plan.draft_s + verify_s(beside)
-        is_late = times_s > _longest_s(prompts, beside, plan.plain_s, num_sequences)
+        is_late = times_s > _longest_s(prompts, beside, is_drafted, plan.plain_s, num_sequences)
         gains[1:][is_late[1:]] = -math.inf
     num_worth = int(gains.argmax())
     kept: list[int] = np.bincount(owners[order[:num_worth]], minlength=len(lengths)).tolist()

@@ -6,6 +6,7 @@ file never repeats a word of it, since that could be a key.
 """
 
 import asyncio
+import difflib
 import logging
 import re
 from collections.abc import Sequence
@@ -151,9 +152,11 @@ def _entry(entry: Any) -> ApiKey:
         return KeyEntry.model_validate(entry).api_key
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-    known = ", ".join(KeyEntry.model_fields)
-    if first["type"] == "extra_forbidden":
-        raise ValueError(f"it has an unknown field; the fields are {known}")
+    if first["type"] == "extra_forbidden":  # whose name may be a key, so it is not repeated
+        near = difflib.get_close_matches(str(first["loc"][-1]), KeyEntry.model_fields, n=1)
+        hint = f"did you mean {near[0]!r}? The" if near else "the"
+        known = ", ".join(KeyEntry.model_fields)
+        raise ValueError(f"it has an unknown field; {hint} fields are {known}")
     message = first["msg"].removeprefix("Value error, ")
     field = ".".join(map(str, first["loc"]))
     raise ValueError(f"{field}: {message}" if field else message)

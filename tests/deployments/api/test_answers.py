@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 from pydantic import BaseModel
+from starlette.types import Message, Receive, Scope, Send
 
+from deployments.api import answers as answers_module
 from deployments.api.answers import Answer, MakeWriter
 from deployments.api.openai import OpenAIRequest, Usage
 from deployments.router import request as request_module
@@ -135,6 +138,53 @@ async def test_who_leaves_ends_the_writing_of_a_long_answer(serving: LocalServin
     await serving.wait_until_nothing_is_held()
     assert asking.cancelled()
     assert writer.written == [0, 1]
+
+
+async def test_long_answers_are_written_one_at_a_time(serving: LocalServing) -> None:
+    """Threads share one interpreter with the event loop, which would have its turn too rarely."""
+    being_written, most = 0, 0
+    lock = threading.Lock()
+
+    class CountedWriter(ReplyWriter):
+        def choice(self, index: int, completion: Delta) -> ReplyChoice:
+            nonlocal being_written, most
+            with lock:
+                being_written += 1
+                most = max(most, being_written)
+            time.sleep(0.01)
+            with lock:
+                being_written -= 1
+            return super().choice(index, completion)
+
+    transport = httpx.ASGITransport(answering(serving.service, CountedWriter))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        question: dict[str, Any] = {"words": ["Hello"], "max_tokens": 2, "prompt_logprobs": 1}
+        asking = [client.post("/answers", json={**question, "n": 8}) for _ in range(4)]
+        answers = await asyncio.gather(*asking)
+    assert [len(answer.json()["choices"]) for answer in answers] == [8] * 4
+    assert most == 1
+
+
+async def test_a_long_body_is_handed_on_in_pieces(
+    serving: LocalServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers_module, "PIECE_LEN", 100)
+    app, pieces = answering(serving.service), list[bytes]()
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        async def note(message: Message) -> None:
+            pieces.append(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, note)
+
+    transport = httpx.ASGITransport(noting)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        question = {"words": ["Hello"], "max_tokens": 40, "ignore_eos": True, "n": 2}
+        answer = await client.post("/answers", json=question)
+    assert [len(choice["drafted"]) for choice in answer.json()["choices"]] == [40, 40]
+    assert int(answer.headers["content-length"]) == len(answer.content) == sum(map(len, pieces))
+    assert max(map(len, pieces)) == 100
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_messages_of_all_roles_are_taken() -> None:
         (
             {"role": "assistant", "content": "Well", "prefix": True},
             "prefix",
-            "prefix is True: it is not served yet; leave it out or send false, and use "
+            "prefix is true: it is not served yet; leave it out or send false, and use "
             "continue_final_message of the request in its place",
         ),
         ({"role": "assistant", "content": "Well", "partial": True}, "partial", "not served"),

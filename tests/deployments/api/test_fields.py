@@ -50,7 +50,7 @@ def test_a_misspelt_field_is_refused(name: str) -> None:
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens is 0"),
         ({"logprobs": 21}, "logprobs is 21: it must be an integer from 0 to 20"),
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1: it must be an integer from 0 to 20"),
-        ({"logprobs": True}, "logprobs is True"),
+        ({"logprobs": True}, "logprobs is true"),
         ({"speculation": {"mode": "fast"}}, "speculation.mode is 'fast': it must be 'auto', 'off'"),
         ({"speculation": {"gama": 1}, "n": 1}, None),
         (
@@ -118,7 +118,7 @@ def test_stream_options_are_of_streams_only() -> None:
         ({"top_p": 0}, "top_p is 0: it must be a number above 0 and at most 1"),
         ({"top_k": -2}, "top_k is -2: it must be an integer from -1 to 2147483647"),
         ({"max_tokens": -1}, "max_tokens is -1: it must be an integer from 0 to 2147483647"),
-        ({"max_tokens": True}, "max_tokens is True: it must be an integer from 0 to 2147483647"),
+        ({"max_tokens": True}, "max_tokens is true: it must be an integer from 0 to 2147483647"),
         ({"max_tokens": 2.5}, "max_tokens is 2.5: it must be an integer from 0 to 2147483647"),
         ({"max_tokens": 1e12}, "max_tokens is 1000000000000: it must be an integer from 0 to"),
         ({"max_tokens": float("inf")}, "max_tokens is inf: it must be an integer from 0 to"),

@@ -101,7 +101,7 @@ def test_the_fields_say_the_same_in_several_ways(
             "response_format.type",
             "must be one of text, json_",
         ),
-        ({"response_format": {}}, "response_format.type", "is None"),
+        ({"response_format": {}}, "response_format.type", "is null"),
         ({"response_format": "json"}, "response_format", "it must be an object"),
         (
             {"response_format": {"type": "json_schema"}},
@@ -116,7 +116,7 @@ def test_the_fields_say_the_same_in_several_ways(
         (
             {"response_format": {"type": "json_object", "json_schema": PERSON}},
             "response_format.json_schema.schema",
-            "is None: it must be a JSON schema",
+            "is null: it must be a JSON schema",
         ),
         (
             {"response_format": {"type": "text", "schema": PERSON}},
@@ -162,7 +162,7 @@ def test_the_fields_say_the_same_in_several_ways(
             "structured_outputs.json",
             "its x-guidance must be an object",
         ),
-        ({"guided_json": True}, "guided_json", "is True: it must be a JSON schema"),
+        ({"guided_json": True}, "guided_json", "is true: it must be a JSON schema"),
         ({"guided_json": "{"}, "guided_json", "is no JSON"),
         ({"guided_json": "[1]"}, "guided_json", "which is an object"),
         ({"guided_regex": ""}, "guided_regex", "it is empty"),

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from deployments.router.policy.gamma import Candidate, GammaController
+from deployments.router.policy.gamma import Candidate, GammaController, Maker
 from tests.deployments.router.policy.machines import MAX_GAMMA, Machine
 from tests.deployments.router.policy.simulation import draw_drafts, judge_all, observe
 from tests.deployments.simulated_drafts import confidence, varied
@@ -35,8 +35,11 @@ class Load:
     prompt_len: int
     num_output: int = 100
     max_batched_tokens: int = 256
-    """A step runs prompts in what its verifications leave of this, but 16 tokens at least."""
+    """A step runs prompts in what its verifications leave of this, but 16 tokens at least; while a
+    drafter drafts, it runs nothing else."""
     alpha: float = 0.8
+    maker: Maker = Maker.DRAFTER
+    """Who makes the drafts; it takes time where that is a drafter."""
 
     def serve(self, controller: GammaController, machine: Machine) -> Served:
         rng, now_s, num_begun, num_tokens, num_known = random.Random(0), 0.0, 0, 0, 0
@@ -53,7 +56,7 @@ class Load:
                 waiting.append(_Prompt(str(num_begun), length, now_s))
                 num_begun += 1
             candidates = [
-                Candidate(seq_id=seq_id, max_gamma=min(MAX_GAMMA, num_left - 1))
+                Candidate(seq_id=seq_id, max_gamma=min(MAX_GAMMA, num_left - 1), maker=self.maker)
                 for seq_id, num_left in running.items()
             ]
             decision = controller.choose(candidates, num_prefill_tokens=num_known)
@@ -62,17 +65,23 @@ class Load:
             )
             kept = controller.select(decision, drafted)
             outcomes = judge_all(rng, drafted, kept, chances)
-            longest = max(map(len, chances.values()), default=0)
+            is_drafted = self.maker is Maker.DRAFTER
+            longest = max(map(len, chances.values()), default=0) if is_drafted else 0
             num_own = len(running) + sum(kept)
+            num_early, early = self._prefill(waiting, 0) if longest else (0, [])
+            early_s = machine.wait_s(num_early, 0.0)
+            first_tokens_s += [now_s + early_s - prompt.came_s for prompt in early]
             num_prefill, done = self._prefill(waiting, num_own)
             draft_s, verify_s = machine.round_s(longest, num_own + num_prefill)
+            verify_s += machine.wait_s(num_early, draft_s)
             now_s += draft_s + verify_s + machine.router / 1e3
             accepted = {outcome.seq_id: outcome.num_accepted for outcome in outcomes}
             if running:
                 controller.observe(
                 observe(
                     machine, decision, outcomes, num_sequences=len(running), longest=longest,
-                    num_drafted=len(drafted), num_own=num_own, num_beside=num_prefill,
+                    num_drafted=len(drafted), num_own=num_own,
+                    num_beside=num_early + num_prefill,
                     draft_s=draft_s, verify_s=verify_s,
                 )
             )  # fmt: skip
@@ -82,8 +91,8 @@ class Load:
                 if not running[seq_id]:
                     del running[seq_id]
                     controller.forget(seq_id)
-            for prompt in done:
-                first_tokens_s.append(now_s - prompt.came_s)
+            first_tokens_s += [now_s - prompt.came_s for prompt in done]
+            for prompt in early + done:
                 running[prompt.seq_id] = self.num_output - 1
             num_known = min(self.max_batched_tokens, sum(prompt.num_left for prompt in waiting))
         return Served(first_tokens_s, num_tokens / now_s)

@@ -46,6 +46,10 @@ class Machine:
         draft_s = whole_draft / 1e3 if longest else 0.0
         return draft_s, self.verify_hop / 1e3 + self.step_s(num_tokens) + more_s
 
+    def wait_s(self, num_prompt_tokens: float, draft_s: float) -> float:
+        """Seconds from the end of drafting to that of a step of prompts, which began with it."""
+        return max(0.0, self.step_s(num_prompt_tokens) - draft_s) if num_prompt_tokens else 0.0
+
     @property
     def _reading(self) -> float:
         """Milliseconds that the drafter reads before the first draft."""
@@ -64,10 +68,15 @@ class Machine:
 
     def tokens_per_s(self, gamma: int, alphas: Sequence[float], *, num_beside: float = 0) -> float:
         """To be expected of rounds in which every sequence has that many drafts, all of them
-        verified: what runs with a fixed gamma come to, however sure a drafter is of its drafts."""
-        num_tokens = num_beside + len(alphas) * (gamma + 1)
+        verified: what runs with a fixed gamma come to, however sure a drafter is of its drafts.
+
+        In every round `num_beside` tokens of prompts wait, which run while a drafter drafts."""
+        num_own = len(alphas) * (gamma + 1)
         num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
-        return num_committed / self.expected_s(gamma, num_tokens)
+        if not gamma or not num_beside:
+            return num_committed / self.expected_s(gamma, num_own + num_beside)
+        wait_s = self.wait_s(num_beside, self.round_s(gamma, num_own)[0])
+        return num_committed / (self.expected_s(gamma, num_own) + wait_s)
 
     def expected_s(self, longest: int, num_tokens: float) -> float:
         """Seconds of a round in the mean."""
@@ -189,6 +198,8 @@ NODES = Machine(hop=2, verify_hop=2, draft_step=1.2, verify=20, verify_token=0.3
 SMALL = Machine(hop=1.2, draft_step=0.3, verify=1.4, verify_token=0.02, plain_more=0.7)
 # the 287M target of docs/ on two cores
 WIDE = Machine(hop=2, draft_step=0.55, verify=14, verify_token=0.7)
+# the demo pair on two cores: drafting takes as long as a step of the target
+PAIR = Machine(hop=10, draft_step=3.7, verify=10.5, verify_token=0.065, verify_hop=1.4, router=3)
 # a call to the drafter takes longer than a step of the target, so one draft never pays
 DISTANT = Machine(hop=30, draft_step=1, verify=25, verify_token=0.05)
 MACHINES = {

@@ -47,7 +47,8 @@ def simulate(
 ) -> Run:
     """`alphas(round)` are those of the sequences of a round; noise of 10 % on every time.
 
-    After the rounds so far, `beside(run)` tokens of others are run in the same step.
+    After the rounds so far, `beside(run)` tokens of prompts wait: they run while a drafter drafts,
+    or else beside the verification.
 
     With a `chance`, drafts have one each, and the drafter says how sure it is; without, it is
     silent, and drafts as far as it is asked to. Of sampled tokens, those of a sequence `i` with
@@ -78,7 +79,9 @@ def simulate(
         outcomes = judge_all(rng, drafted, kept, chances)
         num_own = len(of_round) + sum(kept)
         longest = max(map(len, chances.values()), default=0)
-        draft_s, verify_s = machine.round_s(longest, num_beside + num_own)
+        draft_s, verify_s = machine.round_s(longest, num_own + (0 if longest else num_beside))
+        if longest:
+            verify_s += machine.wait_s(num_beside, draft_s)
         observed = observe(
             machine, decision, outcomes, num_sequences=len(of_round), longest=longest,
             num_drafted=len(drafted), num_own=num_own, num_beside=num_beside,

@@ -1,21 +1,20 @@
 """The gamma controller where prompts come beside texts, against simulated rounds."""
 
+from dataclasses import dataclass
 from statistics import mean
 
 import pytest
 
 from deployments.router.policy.controller import DynamicGamma
-from deployments.router.policy.gamma import FixedGamma, GammaController
-from deployments.router.policy.planner import DELAY_SHARE
+from deployments.router.policy.gamma import FixedGamma, GammaController, Maker
 from tests.deployments.router.policy.loads import Load
 from tests.deployments.router.policy.machines import (
-    BLOCKS,
     CPU,
     FIXED,
-    FULL,
     GPU,
     MACHINES,
     NODES,
+    PAIR,
     WIDE,
     Machine,
 )
@@ -23,6 +22,22 @@ from tests.deployments.router.policy.simulation import Run, simulate
 from tests.deployments.simulated_drafts import varied
 
 TEXT_LEN = 128
+
+
+@dataclass
+class Coming:
+    """Prompts that wait: one for every so many tokens of texts."""
+
+    every: int
+    prompt_len: int
+    num_come: int = 0
+
+    def __call__(self, run: Run) -> int:
+        is_due = sum(run.tokens) > self.every * (self.num_come + 1)
+        self.num_come += is_due
+        return self.prompt_len * is_due
+
+
 SIZES = (4, 16, 1)
 """Numbers of sequences. Each machine has one of them in its turn; `make fuzz` tries all of them."""
 
@@ -30,41 +45,33 @@ SIZES = (4, 16, 1)
 class TestBesidePrompts:
     """Workers have measured their steps: nothing is learnt of them in such rounds."""
 
-    @pytest.mark.parametrize("name", [name for name in MACHINES if name != "full"])
-    def test_drafts_that_cost_little_beside_a_long_prompt_are_made(
-        self, name: str, has_all_combinations: bool
+    @pytest.mark.parametrize("alpha", [0.5, 0.8])
+    @pytest.mark.parametrize("prompt_len", [60, 200])
+    @pytest.mark.parametrize("name", MACHINES)
+    def test_it_is_as_good_as_the_best_lengths_beside_prompts_and_without(
+        self, name: str, prompt_len: int, alpha: float, has_all_combinations: bool
     ) -> None:
-        """Steps are long anyway, so they had better bring many, as far as prompts may wait. A fixed
-        length that makes them wait for nearly as long may only seem to be too long."""
+        """A prompt comes with every so many tokens, and has to be run whatever is drafted. Beside
+        it another length may be the best one than without."""
         machine, turn = MACHINES[name], [*MACHINES].index(name)
         for num_sequences in SIZES if has_all_combinations else [SIZES[turn % len(SIZES)]]:
-            alphas = [0.8] * num_sequences
-            most_s = (1 + 0.9 * DELAY_SHARE) * sum(machine.round_s(0, 200 + num_sequences))
-            best = max(
-                machine.tokens_per_s(gamma, alphas, num_beside=200)
-                for gamma in FIXED
-                if sum(machine.round_s(gamma, 200 + num_sequences * (gamma + 1))) <= most_s
-            )
-            runs = [
+            alphas, text_len = [alpha] * num_sequences, 30 * num_sequences
+            rate = max(machine.tokens_per_s(gamma, alphas) for gamma in FIXED)
+
+            def text_s(gamma: int, alphas: list[float] = alphas, rate: float = rate) -> float:
+                """Seconds of a prompt and its text, with drafts of this length beside it."""
+                num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
+                beside = machine.tokens_per_s(gamma, alphas, num_beside=prompt_len)
+                return num_committed / beside + (30 * len(alphas) - num_committed) / rate
+
+            speeds = [
                 simulate(
-                    machine.controller(), machine, lambda _, alphas=alphas: alphas, 300, seed=seed,
-                    chance=varied, beside=lambda run: 200 if len(run.tokens) >= 200 else 0,
-                )
+                    machine.controller(), machine, lambda _, alphas=alphas: alphas, 600, seed=seed,
+                    chance=varied, beside=Coming(every=text_len, prompt_len=prompt_len),
+                ).tokens_per_s(200)
                 for seed in range(2)
             ]  # fmt: skip
-            assert mean(run.tokens_per_s(210) for run in runs) > 0.94 * best
-
-    def test_drafts_that_cost_in_full_are_no_cheaper_beside_a_prompt(self) -> None:
-        """A prompt has to be run whatever is drafted: by drafts that lose time, all end later."""
-        alphas = [0.5] * 16
-        run = simulate(
-            FULL.controller(), FULL, lambda _: alphas, 400, chance=varied,
-            beside=lambda run: 200 if len(run.tokens) >= 100 else 0,
-        )  # fmt: skip
-        plain_s = 300 * sum(FULL.round_s(0, 200 + len(alphas)))
-        num_more = sum(run.tokens[100:]) - 300 * len(alphas)
-        alone_s = num_more / FULL.tokens_per_s(0, alphas)
-        assert sum(run.times_s[100:]) < 1.02 * plain_s + alone_s
+            assert mean(speeds) > 0.96 * text_len / min(map(text_s, FIXED))
 
     @pytest.mark.parametrize(
         ("num_sequences", "prompt_len", "alpha", "least"),
@@ -73,18 +80,13 @@ class TestBesidePrompts:
     def test_prompts_that_come_with_texts_make_drafts_no_cheaper(
         self, num_sequences: int, prompt_len: int, alpha: float, least: float
     ) -> None:
-        """They have to be run for every text, so drafts save nothing of them, however long."""
+        """They have to be run for every text, so drafts save nothing of them, however long, but the
+        time in which drafts are made."""
         machine = Machine(hop=3, draft_step=0.8, verify=14, verify_token=0.7)
         alphas = [alpha] * num_sequences
 
-        def fixed_speed(gamma: int) -> float:
-            """What a token costs does not depend on how many run, so prompts may come evenly."""
-            num_committed = sum(alpha**i for alpha in alphas for i in range(gamma + 1))
-            num_beside = prompt_len * num_committed / TEXT_LEN
-            return machine.tokens_per_s(gamma, alphas, num_beside=num_beside)
-
-        def speed() -> float:
-            controller, num_texts = machine.controller(), 0
+        def speed(controller: GammaController) -> float:
+            num_texts = 0
 
             def beside(run: Run) -> int:
                 nonlocal num_texts
@@ -97,18 +99,16 @@ class TestBesidePrompts:
             run = simulate(controller, machine, lambda _: alphas, 600, chance=varied, beside=beside)
             return run.tokens_per_s(200)
 
-        assert speed() > least * max(map(fixed_speed, (0, 1, 2)))
+        best = max(speed(FixedGamma(gamma)) for gamma in (0, 1, 2))
+        assert speed(machine.controller()) > least * best
 
     def test_drafts_that_do_not_pay_beside_a_prompt_are_made_again_after_it(self) -> None:
-        class Narrow(Machine):
-            def step_s(self, num_tokens: float) -> float:
-                return super().step_s(num_tokens) + 0.003 * max(0, num_tokens - 32)
-
-        machine = Narrow(hop=2, draft_step=1, verify=24, verify_token=0.1)
+        """A short prompt costs little beside a verification, and a step of its own before one."""
+        machine = Machine(hop=2, draft_step=1, verify=24, verify_token=0.1)
         run = simulate(
             machine.controller(), machine,
             lambda _: [0.5] * 8, 500, chance=varied,
-            beside=lambda run: 60 if len(run.tokens) % 10 == 0 else 0,
+            beside=lambda run: 16 if len(run.tokens) % 10 == 0 else 0,
         )  # fmt: skip
         beside = [any(gammas) for gammas in run.gammas[200::10]]
         after = [any(gammas) for gammas in run.gammas[201::10]]
@@ -134,20 +134,6 @@ class TestBesidePrompts:
         later, anew = (run(each, 0.9, 400) for each in (controller, machine.controller()))
         assert later.tokens_per_s(200) > 0.93 * anew.tokens_per_s(200)
 
-    def test_a_long_prompt_makes_drafts_pay_where_they_did_not(self) -> None:
-        """One more token made the step a wide one, which it is now anyway."""
-        alphas = [0.35] * 8
-        runs = [
-            simulate(
-                BLOCKS.controller(), BLOCKS, lambda _: alphas, 500, seed=seed, chance=varied,
-                beside=lambda run: 200 if len(run.tokens) >= 400 else 0,
-            )
-            for seed in range(3)
-        ]  # fmt: skip
-        assert max(sum(map(any, run.gammas[300:400])) for run in runs) < 20
-        best = max(BLOCKS.tokens_per_s(gamma, alphas, num_beside=200) for gamma in FIXED)
-        assert mean(run.tokens_per_s(410) for run in runs) > 0.94 * best
-
     @pytest.mark.parametrize(
         "machine", [CPU, GPU, NODES, WIDE], ids=["cpu", "gpu", "nodes", "wide"]
     )
@@ -161,6 +147,26 @@ class TestBesidePrompts:
         dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
         assert dynamic.first_token_s(0.95) < 1.5 * plain.first_token_s(0.95)
         assert dynamic.tokens_per_s > 0.98 * plain.tokens_per_s
+
+    @pytest.mark.parametrize("machine", [PAIR, GPU], ids=["pair", "gpu"])
+    def test_drafts_at_hand_leave_prompts_their_place(self, machine: Machine) -> None:
+        """Prompts run beside their verification, and not before it."""
+        load = Load(num_streams=32, num_requests=64, prompt_len=80, alpha=0.9, maker=Maker.NOBODY)
+        plain = load.serve(FixedGamma(0), machine)
+        dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
+        assert dynamic.first_token_s(0.95) < 1.25 * plain.first_token_s(0.95)
+        assert dynamic.tokens_per_s > 1.5 * plain.tokens_per_s
+
+    @pytest.mark.parametrize("prompt_len", [115, 330])
+    @pytest.mark.parametrize("machine", [PAIR, WIDE, GPU], ids=["pair", "wide", "gpu"])
+    def test_a_load_full_of_prompts_is_served_as_fast_as_with_the_best_length(
+        self, machine: Machine, prompt_len: int
+    ) -> None:
+        """While drafts are made the target runs prompts, so they may cost nothing."""
+        load = Load(num_streams=32, num_requests=128, prompt_len=prompt_len, num_output=64)
+        dynamic = load.serve(DynamicGamma(**machine.measured(most=256)), machine)
+        fixed = [load.serve(FixedGamma(gamma), machine).tokens_per_s for gamma in (0, 1, 2, 4)]
+        assert dynamic.tokens_per_s > 0.95 * max(fixed)
 
     @pytest.mark.parametrize("prompt_len", [350, 1500])
     def test_prompts_of_several_steps_get_on_beside_drafts_that_pay(self, prompt_len: int) -> None:

@@ -144,29 +144,67 @@ def own_drafts(*, num_sequences: int, longest: int, ahead_s: float) -> ObservedR
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("num_waiting", [6, 40])
+def wait_s(gammas: tuple[int, ...], latency: Latency, num_prompt_tokens: float) -> float:
+    """Seconds from the end of drafting to that of a step of prompts, which began with it."""
+    draft_s = float(latency.draft_s(len(gammas), max(gammas)))
+    return max(0.0, latency.prompts_s(num_prompt_tokens) - draft_s)
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_prompts_are_not_held_up(seed: int, num_waiting: int) -> None:
+def test_prompts_that_run_while_drafts_are_made_cost_what_they_take_longer(seed: int) -> None:
+    survival, latency = make_survival(seed), make_latency(seed)
+    plan = plan_of(survival, latency, prompts=Prompts(num_tokens=12, most=24))
+
+    def loss_s(gammas: tuple[int, ...]) -> float:
+        more = expected(survival, gammas) - NUM_SEQUENCES
+        drafted_s = time_s(gammas, latency) + wait_s(gammas, latency, 12)
+        return drafted_s - time_s((0,) * NUM_SEQUENCES, latency, 12) - more / plan.tokens_per_s
+
+    assert plan.loss_s == pytest.approx(min(map(loss_s, filter(any, ALL_GAMMAS))), abs=1e-9)
+
+
+def test_a_long_prompt_makes_slow_drafts_pay() -> None:
+    """Two drafts take 8 ms and bring 1.7 tokens, which come in less without them; but a prompt of
+    100 tokens takes longer anyway, and all but 2 ms of that wherever it is run."""
+    target = [StepTime(num_sequences=1, num_tokens=t, seconds=2e-3 + 1e-4 * t) for t in (1, 256)]
+    draft = [StepTime(num_sequences=1, num_tokens=1, seconds=4e-3)]
+    latency = Latency(target_steps=target, draft_steps=draft)
+    survival = [[0.9, 0.81]]
+    assert not plan_of(survival, latency).pays
+    plan = plan_of(survival, latency, prompts=Prompts(num_tokens=100, most=256))
+    assert plan.pays
+    assert plan.gammas == [2]
+    assert worth_verifying(survival, plan, latency) == [2]
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "maker"), [(6, Maker.NOBODY), (40, Maker.NOBODY), (40, Maker.DRAFTER)]
+)
+@pytest.mark.parametrize("seed", range(20))
+def test_prompts_are_not_held_up(seed: int, num_waiting: int, maker: Maker) -> None:
     """Whether all of them are run in the step, or as much as drafts leave room for."""
     survival, latency = make_survival(seed), make_latency(seed)
-    plan = plan_of(survival, latency, prompts=Prompts(num_tokens=num_waiting, most=24))
+    plan = plan_of(survival, latency, maker=maker, prompts=Prompts(num_tokens=num_waiting, most=24))
+    is_drafted = maker is Maker.DRAFTER
 
-    def speed(gammas: tuple[int, ...]) -> float:
-        num_run = min(num_waiting, 24 - NUM_SEQUENCES - sum(gammas))
-        return num_run / time_s(gammas, latency, num_run)
+    def speed(num_drafts: int, before_s: float, num_early: int) -> float:
+        num_own = NUM_SEQUENCES + num_drafts
+        num_run = min(num_waiting, 24 - num_own)
+        verify_s = latency.verify_s(NUM_SEQUENCES, num_own + num_run, is_after_drafting=True)
+        return (num_early + num_run) / (before_s + float(verify_s))
 
-    least = speed((0,) * NUM_SEQUENCES) / (1.0 + DELAY_SHARE)
+    def drafted_speed(gammas: tuple[int, ...]) -> float:
+        if not is_drafted:
+            return speed(sum(gammas), 0.0, 0)
+        draft_s = float(latency.draft_s(NUM_SEQUENCES, max(plan.gammas)))
+        return speed(sum(gammas), draft_s + wait_s(tuple(plan.gammas), latency, 24), 24)
+
+    least = speed(0, 0.0, 0) / (1.0 + DELAY_SHARE)
     if plan.loss_s < 0.0:
-        assert speed(tuple(plan.gammas)) >= least * (1.0 - 1e-9)
+        assert drafted_speed(tuple(plan.gammas)) >= least * (1.0 - 1e-9)
     kept = worth_verifying(survival, plan, latency)
     if any(kept):
-        num_run = min(num_waiting, 24 - NUM_SEQUENCES - sum(kept))
-        verify_s = float(
-            latency.verify_s(
-                NUM_SEQUENCES, NUM_SEQUENCES + sum(kept) + num_run, is_after_drafting=True
-            )
-        )
-        assert num_run / (plan.draft_s + verify_s) >= least * (1.0 - 1e-9)
+        assert drafted_speed(tuple(kept)) >= least * (1.0 - 1e-9)
 
 
 def test_a_plan_counts_with_choosing_later() -> None:

@@ -73,6 +73,11 @@ def test_two_keys_of_a_name_are_one_tenant(tmp_path: Path) -> None:
         ("k.yaml", f"keys: [{{name: a}}, {{key: {SECRET}}}]", "entry 1: give either"),
         ("k.yaml", f"keys: [{{name: a, key: {SECRET}}}, {{key: {SECRET}}}]", "entry 2: name"),
         ("k.yaml", f"keys: [{{name: a, {SECRET}: b}}]", "unknown field"),
+        (
+            "k.yaml",
+            f"keys: [{{name: a, key: {SECRET}, max_concurent: 1}}]",
+            "entry 1: it has an unknown field; did you mean 'max_concurrent'",
+        ),
         ("k.yaml", f"keys: [{{name: a, sha256: {SECRET}}}]", "entry 1: sha256"),
         ("k.yaml", f"keys: [{{name: a, key: {SECRET}, weight: 0}}]", "entry 1: weight"),
         ("k.yaml", f"keys: [{{name: a, key: {SECRET}, weight: .nan}}]", "entry 1: weight"),
