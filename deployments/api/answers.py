@@ -21,7 +21,7 @@ from deployments.api.openai import StreamOptions, Usage
 from deployments.api.validation import RequestModel
 from deployments.router.generation import Generation
 from deployments.router.request import GenerationRequest
-from deployments.router.sequence import Delta
+from deployments.router.sequence import Delta, is_long_to_write
 from deployments.router.service import GenerationService
 from workers.errors import TandemError, internal_error
 
@@ -104,10 +104,12 @@ class Answer(Response):
     async def _whole(self, generation: Generation, writer: Writer) -> bytes:
         """The answer as JSON. A long one is written a choice at a time: a client that leaves ends
         it between two."""
-        is_long = self._request.is_long_to_write
         off_loop = generation.off_loop
-        completions = enumerate(await generation.complete())
-        choices = [await off_loop(_choice, is_long, writer, *each) for each in completions]
+        completions = await generation.complete()
+        is_long = is_long_to_write(completions)
+        choices = [
+            await off_loop(_choice, is_long, writer, *each) for each in enumerate(completions)
+        ]
         answer = writer.answer(Usage.of(generation.usage)).model_dump_json().encode()
         return await off_loop(_with_choices, is_long, answer, choices)
 
@@ -122,7 +124,7 @@ class Answer(Response):
                 async for index, delta in deltas:
                     if delta.text or delta.finish_reason or delta.prompt or shows_tokens:
                         usage = Usage.of(generation.usage) if is_usage_continuous else None
-                        is_long = bool(delta.prompt)
+                        is_long = is_long_to_write([delta])
                         for event in await generation.off_loop(
                             _written, is_long, writer, index, delta, usage
                         ):

@@ -24,6 +24,7 @@ from deployments.api.tokens import TokenizeRequest
 from deployments.api.validation import parse
 from deployments.router.generation import Generation
 from deployments.router.request import Caller, GenerationRequest
+from deployments.router.sequence import is_long_to_write
 from deployments.router.service import GenerationService
 from workers.errors import (
     InvalidRequestError,
@@ -50,10 +51,10 @@ class Rpcs:
             caller = self._caller(context)
             parsed = self._parse(request, context)
             async with self._service.open(parsed, caller) as generation:
-                is_long = parsed.is_long_to_write
+                deltas = await generation.complete()
+                is_long = is_long_to_write(deltas)
                 completions = [
-                    await generation.off_loop(completion_of, is_long, completion)
-                    for completion in await generation.complete()
+                    await generation.off_loop(completion_of, is_long, delta) for delta in deltas
                 ]
                 first = completions[0]
                 return tandem_pb2.GenerateResponse(
@@ -81,7 +82,7 @@ class Rpcs:
                 num_running = len(generation.choices)
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
-                    is_long, is_last = bool(delta.prompt), num_running == 0
+                    is_long, is_last = is_long_to_write([delta]), num_running == 0
                     yield await generation.off_loop(
                         chunk_of, is_long, generation, index, delta, is_last=is_last
                     )
@@ -96,10 +97,11 @@ class Rpcs:
             parsed = body.generation_request(timeout_s=timeout_s(context))
             async with self._service.open(parsed, caller) as generation:
                 messages = self._messages(body, generation)
-                is_long = parsed.is_long_to_write
+                completions = await generation.complete()
+                is_long = is_long_to_write(completions)
                 choices = [
                     await generation.off_loop(messages.choice, is_long, index, completion)
-                    for index, completion in enumerate(await generation.complete())
+                    for index, completion in enumerate(completions)
                 ]
                 return tandem_pb2.ChatResponse(
                     id=f"chatcmpl-{generation.id}",
@@ -125,7 +127,7 @@ class Rpcs:
                 num_running = len(generation.choices)
                 async for index, delta in deltas:
                     num_running -= delta.finish_reason is not None
-                    is_long, is_last = bool(delta.prompt), num_running == 0
+                    is_long, is_last = is_long_to_write([delta]), num_running == 0
                     yield await generation.off_loop(
                         messages.chunk, is_long, index, delta, is_last=is_last
                     )

@@ -11,7 +11,7 @@ from workers.types import Rule, SamplingParams
 MAX_COMPLETIONS = 128
 """Completions of one request: its prompts times n."""
 
-MAX_SHOWN = 2**20
+MAX_SHOWN = 2**18
 """Tokens of prompts, or log-probabilities if they have some, in one answer; and log-probabilities
 of completions in one that is no stream."""
 
@@ -116,11 +116,6 @@ class GenerationRequest:
     def shows_tokens(self) -> bool:
         """Whether tokens are wanted that have no text, or none yet."""
         return self.return_token_ids or self.num_logprobs is not None
-
-    @property
-    def is_long_to_write(self) -> bool:
-        """Whether an answer has so much to say of single tokens that others would wait for it."""
-        return self.shows_prompt or self.shows_tokens
 
 
 def check_shown_prompts(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:

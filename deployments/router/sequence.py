@@ -1,7 +1,7 @@
 """One completion's truth: its committed tokens, where its soft state lies, what was streamed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +13,10 @@ from deployments.router.tenants.keys import ANYBODY, Tenant
 from deployments.router.text import CompletionText, Decoder
 from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
 from workers.types import Rule, SamplingParams, TokenLogprobs, VerifyResult
+
+MAX_SHOWN_ON_LOOP = 2048
+"""Numbers of tokens that are written at once, for some 5 ms: with more, other requests would wait
+for it."""
 
 
 class FinishReason(StrEnum):
@@ -134,12 +138,26 @@ class Delta:
         return cls(records=records, finish_reason=deltas[-1].finish_reason, prompt=deltas[0].prompt)
 
     @property
+    def num_shown(self) -> int:
+        """Tokens of it, and of the likeliest in the place of each."""
+        return sum(
+            len(records) * (1 + len(records[-1].top_logprobs or ()))
+            for records in (self.prompt, self.records)
+            if records
+        )
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         return tuple(record.token_id for record in self.records)
 
     @property
     def text(self) -> str:
         return "".join([record.text for record in self.records])
+
+
+def is_long_to_write(deltas: Iterable[Delta]) -> bool:
+    """Whether others would have to wait while these are written."""
+    return sum(delta.num_shown for delta in deltas) > MAX_SHOWN_ON_LOOP
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from deployments.api import answers as answers_module
 from deployments.api.answers import Answer, MakeWriter
 from deployments.api.openai import OpenAIRequest, Usage
 from deployments.router import request as request_module
+from deployments.router import sequence as sequence_module
 from deployments.router.generation import Generation
-from deployments.router.sequence import Delta, Origin
+from deployments.router.sequence import Delta, Origin, TokenRecord, is_long_to_write
 from deployments.router.service import GenerationService
 from tests.deployments.loops import Models
 from tests.deployments.serving import LocalServing, body, client_of, local_serving
@@ -116,6 +117,13 @@ class HeldWriter(ReplyWriter):
         return super().choice(index, completion)
 
 
+@pytest.fixture
+def all_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer is too long to be written on the event loop."""
+    monkeypatch.setattr(sequence_module, "MAX_SHOWN_ON_LOOP", 0)
+
+
+@pytest.mark.usefixtures("all_are_long")
 async def test_who_leaves_ends_the_writing_of_a_long_answer(serving: LocalServing) -> None:
     """The choices of a long answer are written beside the event loop, one after the other."""
     writers: list[HeldWriter] = []
@@ -140,6 +148,7 @@ async def test_who_leaves_ends_the_writing_of_a_long_answer(serving: LocalServin
     assert writer.written == [0, 1]
 
 
+@pytest.mark.usefixtures("all_are_long")
 async def test_long_answers_are_written_one_at_a_time(serving: LocalServing) -> None:
     """Threads share one interpreter with the event loop, which would have its turn too rarely."""
     being_written, most = 0, 0
@@ -185,6 +194,23 @@ async def test_a_long_body_is_handed_on_in_pieces(
     assert [len(choice["drafted"]) for choice in answer.json()["choices"]] == [40, 40]
     assert int(answer.headers["content-length"]) == len(answer.content) == sum(map(len, pieces))
     assert max(map(len, pieces)) == 100
+
+
+def test_an_answer_is_long_by_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(num_tokens: int, num_top: int) -> tuple[TokenRecord, ...]:
+        top = tuple((token, -1.0) for token in range(num_top)) if num_top else None
+        record = TokenRecord(
+            token_id=1, text="a", text_offset=0, origin=Origin.OWN, top_logprobs=top
+        )
+        return (record,) * num_tokens
+
+    monkeypatch.setattr(sequence_module, "MAX_SHOWN_ON_LOOP", 60)
+    assert not is_long_to_write([Delta(records=shown(60, 0))])
+    assert is_long_to_write([Delta(records=shown(61, 0))])
+    assert is_long_to_write([Delta(records=shown(13, 4))])
+    assert is_long_to_write([Delta(records=(), prompt=shown(13, 4))])
+    assert not is_long_to_write([Delta(records=shown(12, 4))])
+    assert is_long_to_write([Delta(records=shown(12, 4))] * 2)
 
 
 @pytest.mark.parametrize(
