@@ -21,8 +21,12 @@ _WORDS = {
 
 
 NAMES_ELSEWHERE = {
+    "data_parallel_size": "num_target_groups",
+    "disable_log_requests": "request_log",
     "draft_model": "draft",
     "draft_model_path": "draft",
+    "enable_auto_tool_choice": "tool_call_parser",
+    "enforce_eager": "compile",
     "gpu_memory_utilization": "kv_cache_gib",
     "host": "http_host",
     "max_running_requests": "max_num_seqs",
@@ -30,6 +34,7 @@ NAMES_ELSEWHERE = {
     "method": "drafter",
     "model": "target",
     "model_path": "target",
+    "num_draft_tokens": "gamma",
     "port": "http_port",
     "speculative_algorithm": "drafter",
     "speculative_config": "drafter",
@@ -58,13 +63,19 @@ def refuse_unknown(
     names = sorted(known)
     for name in given:
         if name not in names:
-            near = (
-                [elsewhere[name]]
-                if isinstance(name, str) and name in elsewhere
-                else difflib.get_close_matches(str(name).lower(), names, n=1)
-            )
-            hint = f"did you mean {near[0]!r}?" if near else f"the {what}s are {', '.join(names)}"
+            near = nearest(str(name), names, elsewhere=elsewhere)
+            hint = f"did you mean {near!r}?" if near else f"the {what}s are {', '.join(names)}"
             raise ValueError(f"there is no {what} {str(name)!r}; {hint}")
+
+
+def nearest(
+    name: str, known: Iterable[str], *, elsewhere: Mapping[str, str] = NO_NAMES
+) -> str | None:
+    """The known name that is meant by one that is not known; None if none is like it."""
+    if name in elsewhere:
+        return elsewhere[name]
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
+    return near[0] if near else None
 
 
 def option_sentence(errors: Sequence[Any]) -> str:

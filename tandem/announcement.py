@@ -35,7 +35,7 @@ def _drafts(args: AppArgs, described: Mapping[str, str]) -> str:
     names = {"model": described.get(model, model)}
     drafters = "; where it has none, ".join(names.get(name, name) for name in args.drafters)
     if args.gamma == 0:
-        return f"none, as gamma=0; loaded all the same, which drafter=none saves: {drafters}"
+        return f"none, as gamma=0; drafter=none would not load what drafts otherwise: {drafters}"
     return drafters
 
 

@@ -2,7 +2,9 @@
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
+from cluster.option_errors import NAMES_ELSEWHERE, nearest
 from deployments.args import AppArgs
 from workers.errors import ConfigError
 
@@ -26,7 +28,7 @@ def wants_help(words: Iterable[str]) -> bool:
 def parse_words(words: Sequence[str]) -> dict[str, str]:
     """The options' names and values; raises ConfigError for a word that is no option."""
     values: dict[str, str] = {}
-    for word in words:
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         if not word.isprintable():
             raise ConfigError(
                 f"{word!a} has characters that cannot be printed; write it without them"
@@ -35,7 +37,7 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
         if not (name and equals and value):
             hint = f"; if it is a model, write target={word}" if "/" in word else ""
             if word.startswith("--") and not equals:
-                hint = f"; write {word}=<its value>"
+                hint = f"; write {_meant(name, following)}"
             elif equals and name:
                 hint = f"; {name} has no value: leave it out for its default"
             raise ConfigError(
@@ -47,6 +49,14 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{name} is given twice: {values[name]!r} and {value!r}; drop one")
         values[name] = value
     return values
+
+
+def _meant(name: str, following: str) -> str:
+    """How an option is written that was given as `--name`, perhaps with its value behind it."""
+    name = name.replace("-", "_")
+    known = nearest(name, AppArgs.model_fields, elsewhere=NAMES_ELSEWHERE) or name
+    is_value = following and not following.startswith("--") and "=" not in following
+    return f"{known}={following if is_value else '<its value>'}"
 
 
 def options_help() -> str:

@@ -29,6 +29,7 @@ def serve(words: Sequence[str], console: Console | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for name in ("ray", "ray.serve"):  # the second has a level of its own
         logging.getLogger(name).setLevel(logging.ERROR)
+    console.say("checking the options and the models")
     try:
         with stopped_by_signals():
             return _serve(check_start(parse_words(words)), console)

@@ -29,6 +29,10 @@ PERSON = {
     "required": ["name", "count", "kind"],
     "additionalProperties": False,
 }
+RESPONSE_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "person", "strict": True, "schema": PERSON},
+}
 ARITHMETIC = """
 start: expr
 expr: expr "+" term | term

@@ -111,7 +111,8 @@ class ChatCompletionRequest(OpenAIRequest, ConversationFields):
         if self.top_logprobs and not self.logprobs:
             raise field_error(
                 "top_logprobs",
-                f"top_logprobs is {self.top_logprobs}, but logprobs is not true; send it with it",
+                f"top_logprobs is {self.top_logprobs}, but logprobs is not true; send "
+                "logprobs: true too",
             )
         return self
 

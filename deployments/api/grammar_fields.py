@@ -265,6 +265,12 @@ def _check_spacing(spacing: Mapping[str, Any], kind: str) -> None:
         if not isinstance(value, SPACING[name]):
             words = "a regular expression" if SPACING[name] is str else "true or false"
             raise field_error(field, f"{field} is {brief(value)}: it must be {words}")
+    if len(spacing) > 1:
+        raise field_error(
+            field,
+            f"structured_outputs has {' and '.join(spacing)}, which both say what white "
+            "space there may be; send one of them",
+        )
 
 
 def _spaced(make: Callable[[Any], Grammar], spacing: Mapping[str, Any], value: Any) -> Grammar:

@@ -68,6 +68,9 @@ COMPLETIONS: UnservedFields = {
     "begin_suppress_tokens": Unserved(off=([],)),
     "custom_logit_processor": NEVER_OFF,
     "detokenize": Unserved(off=(True,), instead="return_token_ids"),
+    "guided_decoding_disable_any_whitespace": Unserved(
+        off=(False,), instead="structured_outputs.disable_any_whitespace"
+    ),
     "disable_any_whitespace": Unserved(
         off=(False,), instead="structured_outputs.disable_any_whitespace"
     ),

@@ -13,6 +13,10 @@ from workers.errors import ConfigError
         ({"GAMMA": "3"}, "there is no option 'GAMMA'; did you mean 'gamma'?"),
         ({"model": "x"}, "there is no option 'model'; did you mean 'target'?"),
         (
+            {"data_parallel_size": "2"},
+            "there is no option 'data_parallel_size'; did you mean 'num_target_groups'?",
+        ),
+        (
             {"speculative_model": "x"},
             "there is no option 'speculative_model'; did you mean 'draft'?",
         ),

@@ -100,7 +100,7 @@ def test_drafters_are_named_in_their_turn() -> None:
     assert drafts(drafter="none") == plainly
     assert drafts(drafter="none", gamma=4) == f"{plainly}, and gamma=4 does nothing"
     assert drafts(draft="small", gamma=0) == (
-        "drafts: none, as gamma=0; loaded all the same, which drafter=none saves: small"
+        "drafts: none, as gamma=0; drafter=none would not load what drafts otherwise: small"
     )
     assert drafts(drafter="prompt_lookup,model", draft="small") == (
         "drafts: prompt_lookup; where it has none, small"

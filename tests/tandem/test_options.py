@@ -19,8 +19,14 @@ def test_other_words_are_explained(word: str) -> None:
 
 
 def test_options_of_two_words_or_without_a_value_are_explained() -> None:
-    with pytest.raises(ConfigError, match=r"; write --port=<its value>$"):
-        parse_words(["--port", "8000"])
+    for words, written in (
+        (["--port", "8000"], "http_port=8000"),
+        (["--port", "--gamma=2"], "http_port=<its value>"),
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2"),
+        (["--enable-prefix-caching"], "prefix_caching=<its value>"),
+    ):
+        with pytest.raises(ConfigError, match=f"; write {written}$"):
+            parse_words(words)
     with pytest.raises(ConfigError, match=r"; draft has no value: leave it out for its default$"):
         parse_words(["draft="])
 

@@ -50,7 +50,7 @@ def test_help_ends_well() -> None:
 def test_a_wrong_option_is_said_in_a_sentence() -> None:
     said, complained = io.StringIO(), io.StringIO()
     assert serve(["gama=2"], Console(said, complained)) == 1
-    assert said.getvalue() == ""
+    assert said.getvalue() == "checking the options and the models\n"
     assert complained.getvalue() == "there is no option 'gama'; did you mean 'gamma'?\n"
 
 

@@ -11,9 +11,7 @@ from grpc import StatusCode
 from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
-from deployments.api.completions import CompletionRequest
 from deployments.api.tandem_pb2 import GenerateRequest
-from deployments.api.validation import parse
 from deployments.router.chat.template import ChatTemplate
 from tests.deployments.router.chat.templates import THINKING
 from tests.deployments.serving import (
@@ -25,15 +23,9 @@ from tests.deployments.serving import (
     local_serving,
     stream,
 )
-from tests.grammars import ARITHMETIC, PERSON, save_grammar_model
+from tests.grammars import ARITHMETIC, PERSON, RESPONSE_FORMAT, save_grammar_model
 from workers.errors import InvalidRequestError
-from workers.grammar import Grammar
 from workers.model import Model, load_model
-
-SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"name": "person", "strict": True, "schema": PERSON},
-}
 
 
 @pytest.fixture(scope="module")
@@ -50,146 +42,10 @@ async def serving(model: Model) -> AsyncIterator[LocalServing]:
         yield serving
 
 
-def asked(**fields: Any) -> Grammar | None:
-    return parse(CompletionRequest, body(**fields)).generation_request().sampling.grammar
-
-
-@pytest.mark.parametrize(
-    ("fields", "grammar"),
-    [
-        ({}, None),
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": None, "guided_choice": None, "guided_json": None}, None),
-        ({"structured_outputs": {"json": None, "disable_any_whitespace": False}}, None),
-        ({"response_format": {"type": "json_object"}}, Grammar.json_object()),
-        ({"response_format": {"type": "json_object", "schema": None}}, Grammar.json_object()),
-        (
-            {"response_format": {"type": "json_object", "schema": PERSON}},
-            Grammar.json_schema(PERSON),
-        ),
-        (
-            {"response_format": {"type": "json_schema", "schema": PERSON}},
-            Grammar.json_schema(PERSON),
-        ),
-        ({"response_format": {**SCHEMA, "type": "json_object"}}, Grammar.json_schema(PERSON)),
-        ({"response_format": SCHEMA}, Grammar.json_schema(PERSON)),
-        ({"structured_outputs": {"json": PERSON}}, Grammar.json_schema(PERSON)),
-        ({"structured_outputs": {"json": json.dumps(PERSON)}}, Grammar.json_schema(PERSON)),
-        ({"structured_outputs": {"json_object": True}}, Grammar.json_object()),
-        ({"structured_outputs": {"regex": "a+"}}, Grammar.regex("a+")),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, Grammar.choice(["a", "b"])),
-        ({"structured_outputs": {"grammar": ARITHMETIC}}, Grammar.lark(ARITHMETIC)),
-        ({"guided_json": PERSON}, Grammar.json_schema(PERSON)),
-        ({"guided_json": json.dumps(PERSON)}, Grammar.json_schema(PERSON)),
-        ({"guided_regex": "a+", "response_format": {"type": "text"}}, Grammar.regex("a+")),
-        ({"guided_choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
-        ({"guided_grammar": ARITHMETIC, "guided_decoding_backend": "x"}, Grammar.lark(ARITHMETIC)),
-    ],
-    ids=str,
-)
-def test_the_fields_say_the_same_in_several_ways(
-    fields: dict[str, Any], grammar: Grammar | None
-) -> None:
-    assert asked(**fields) == grammar
-
-
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        (
-            {"response_format": {"type": "xml"}},
-            "response_format.type",
-            "must be one of text, json_",
-        ),
-        ({"response_format": {}}, "response_format.type", "is null"),
-        ({"response_format": "json"}, "response_format", "it must be an object"),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "response_format.json_schema.schema",
-            "JSON schema",
-        ),
-        (
-            {"response_format": {"type": "json_object", "schema": 5}},
-            "response_format.schema",
-            "is 5: it must be a JSON schema",
-        ),
-        (
-            {"response_format": {"type": "json_object", "json_schema": PERSON}},
-            "response_format.json_schema.schema",
-            "is null: it must be a JSON schema",
-        ),
-        (
-            {"response_format": {"type": "text", "schema": PERSON}},
-            "response_format.schema",
-            "but response_format.type is 'text'; make it 'json_schema'",
-        ),
-        (
-            {"response_format": {**SCHEMA, "schema": PERSON}},
-            "response_format.json_schema.schema",
-            "give one of them",
-        ),
-        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "it is not served"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to 1024 strings"),
-        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice", "1 to 1024 strings"),
-        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "it must be a string"),
-        (
-            {"structured_outputs": {"json": PERSON, "whitespace_pattern": 5}},
-            "structured_outputs.whitespace_pattern",
-            "is 5: it must be a regular expression",
-        ),
-        (
-            {"structured_outputs": {"json": PERSON, "whitespace_pattern": "\ud83d"}},
-            "structured_outputs.json",
-            "surrogate",
-        ),
-        (
-            {"structured_outputs": {"json": PERSON, "disable_any_whitespace": 1}},
-            "structured_outputs.disable_any_whitespace",
-            "is 1: it must be true or false",
-        ),
-        (
-            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
-            "structured_outputs.disable_any_whitespace",
-            "not about a regex",
-        ),
-        (
-            {"structured_outputs": {"whitespace_pattern": " "}},
-            "structured_outputs.whitespace_pattern",
-            "put the schema into",
-        ),
-        (
-            {"structured_outputs": {"json": {"x-guidance": 5}, "whitespace_pattern": " "}},
-            "structured_outputs.json",
-            "its x-guidance must be an object",
-        ),
-        ({"guided_json": True}, "guided_json", "is true: it must be a JSON schema"),
-        ({"guided_json": "{"}, "guided_json", "is no JSON"),
-        ({"guided_json": "[1]"}, "guided_json", "which is an object"),
-        ({"guided_regex": ""}, "guided_regex", "it is empty"),
-        ({"guided_regex": "a\ud83d"}, "guided_regex", "surrogate"),
-        ({"guided_regex": "a" * 70_000}, "guided_regex", "at most 65536 characters"),
-        ({"guided_json": {"enum": ["a" * 70_000]}}, "guided_json", "at most 65536 are taken"),
-        ({"guided_choice": ["a"] * 1025}, "guided_choice", "at most 1024 items"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "give one of them"),
-        (
-            {"guided_regex": "a", "response_format": {"type": "json_object"}},
-            "guided_regex",
-            "response_format and guided_regex both",
-        ),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_wrong_fields_are_named(fields: dict[str, Any], field: str, words: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        asked(**fields)
-    assert caught.value.field == field
-    assert words in str(caught.value)
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 async def test_what_is_asked_for_is_answered(client: httpx.AsyncClient, temperature: float) -> None:
     more = {"temperature": temperature, "max_tokens": 120, "ignore_eos": False}
-    (choice,) = (await complete(client, response_format=SCHEMA, **more))["choices"]
+    (choice,) = (await complete(client, response_format=RESPONSE_FORMAT, **more))["choices"]
     assert choice["finish_reason"] == "stop"
     jsonschema.validate(json.loads(choice["text"]), PERSON)
     (choice,) = (await complete(client, guided_choice=["left", "right"], **more))["choices"]
@@ -233,7 +89,7 @@ async def test_openais_client_gets_json(serving: LocalServing) -> None:
             prompt="A person:",
             max_tokens=120,
             seed=4,
-            extra_body={"response_format": SCHEMA},
+            extra_body={"response_format": RESPONSE_FORMAT},
         )
     jsonschema.validate(json.loads(answer.choices[0].text), PERSON)
 
