@@ -5,10 +5,13 @@ builds what it needs lazily, so compiling is short, and a mask is computed when 
 """
 
 import json
+import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 from workers.errors import GrammarStuckError, InvalidRequestError, first_line
@@ -23,6 +26,12 @@ MAX_SOURCE_LEN = 65_536
 """The most characters of a grammar."""
 MAX_DEPTH = 64
 """The most brackets that may be open at a time: the library follows them on its stack."""
+MAX_MULTIPLE = 10_000
+"""The most that numbers are a multiple of in a JSON schema, all of it together and without zeros at
+the end: the library makes a state for each remainder, and none of its own limits ends that."""
+MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*([-+.\deE]+)')
+ESCAPED = re.compile(r"\\+u([\da-fA-F]{4})")
+"""A character of JSON that is written as its number."""
 MAX_COMPILED = 64
 """The most grammars that are kept compiled."""
 LEXER_FUEL = 100_000
@@ -68,12 +77,15 @@ class GrammarCompiler:
         """
         self._threads.submit(self._load_vocabulary)  # what is wrong with it is said to who asks
 
-    def compile(self, grammar: Grammar) -> "Future[LLMatcher]":
-        """Begin to compile a grammar, unless that was done already; returns at once.
+    def compile(self, grammar: Grammar, *, is_shared: bool = True) -> "Future[LLMatcher]":
+        """Begin to compile a grammar, unless that was done already; returns at once. One that is
+        not shared is compiled for its caller alone.
 
         The result is a matcher at its start, to be copied and not to be used itself. The future
         raises InvalidRequestError for a grammar that is wrong, too large or too complex.
         """
+        if not is_shared:
+            return self._threads.submit(self._compile, grammar)
         with self._lock:
             future = self._compiled.get(grammar)
             if future is None:
@@ -206,6 +218,29 @@ def check_size(grammar: Grammar) -> None:
             depth -= 1
     if deepest > MAX_DEPTH:
         raise _refused(f"its brackets are nested {deepest} deep; at most {MAX_DEPTH} are taken")
+    multiple = _common_multiple(grammar.source)
+    if multiple > MAX_MULTIPLE:
+        raise _refused(
+            f"its multipleOf have the common multiple {multiple} or more, without zeros at the "
+            f"end; at most {MAX_MULTIPLE} is taken"
+        )
+
+
+def _common_multiple(source: str) -> int:
+    """The least common multiple of all numbers of `multipleOf`, each without a point and without
+    zeros at its end; no further than is too much. Also of a schema within another language."""
+    source = ESCAPED.sub(lambda match: chr(int(match[1], 16)), source)
+    multiple = 1
+    for written in MULTIPLE_OF.findall(source):
+        try:
+            digits = Decimal(written).as_tuple().digits
+        except InvalidOperation:  # no number, as the library will say
+            continue
+        number = int("".join(map(str, digits)).rstrip("0") or "1")
+        multiple = math.lcm(multiple, number)
+        if multiple > MAX_MULTIPLE:
+            break
+    return multiple
 
 
 def serialize(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:

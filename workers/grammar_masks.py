@@ -52,20 +52,28 @@ class GrammarMasks:
         """See GrammarCompiler."""
         self._compiler.start_loading()
 
-    def is_ready(self, sequence: GrammarText, grammar: Grammar | None) -> bool:
-        """Whether masks can be had at once, or it is known why not; else they will be."""
+    def is_ready(
+        self, sequence: GrammarText, grammar: Grammar | None, *, is_shared: bool = True
+    ) -> bool:
+        """Whether masks can be had at once, or it is known why not; else they will be.
+
+        A grammar that is not shared is compiled for this sequence alone.
+        """
         if grammar is None or sequence in self._matchers:
             return True
-        return self._compiled(sequence, grammar).done()
+        return self._compiled(sequence, grammar, is_shared=is_shared).done()
 
     def wait(self, sequence: GrammarText, grammar: Grammar) -> None:
         """Wait until a sequence's masks can be had, as `is_ready` tells."""
         futures.wait([self._compiled(sequence, grammar)])
 
-    def _compiled(self, sequence: GrammarText, grammar: Grammar) -> "Future[LLMatcher]":
+    def _compiled(
+        self, sequence: GrammarText, grammar: Grammar, *, is_shared: bool = True
+    ) -> "Future[LLMatcher]":
         future = self._compiling.get(sequence)
         if future is None:
-            future = self._compiling[sequence] = self._compiler.compile(grammar)
+            future = self._compiler.compile(grammar, is_shared=is_shared)
+            self._compiling[sequence] = future
             if not future.done():
                 future.add_done_callback(lambda _: self.on_ready())
         return future
@@ -94,7 +102,7 @@ class GrammarMasks:
         try:
             if not matcher.move_to(output[:num_committed]):
                 # the library itself has allowed it, as some rules of special tokens bring it to
-                raise matcher.stuck("it does not take the text so far; try another grammar")
+                raise matcher.stuck("it does not take the text so far, or a limit is reached")
             masks[0] = first = _mask(matcher)
         except GrammarStuckError:
             del self._matchers[sequence]

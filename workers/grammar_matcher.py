@@ -126,4 +126,4 @@ class OutputMatcher:
     def stuck(self, reason: str) -> GrammarStuckError:
         """The error of a matcher that is of no use any more."""
         self._on_failure()
-        return GrammarStuckError(f"{STUCK}{reason}")
+        return GrammarStuckError(f"{STUCK}{reason}; make it simpler, or try another")

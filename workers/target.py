@@ -210,7 +210,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
     @contextmanager
     def _isolated_in_grammar(self, seq_id: str) -> Iterator[None]:
         """Isolate a sequence; one that is stuck in its grammar is sent again, once: others may have
-        used up what the grammar's matchers share, which is made anew then."""
+        used up what the grammar's matchers share, and it has a grammar of its own then."""
         with self._isolated(seq_id):
             try:
                 yield
@@ -220,6 +220,14 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 self._begun_again.add(seq_id)
                 self._backlog.release([seq_id])
                 self._failed.append(self.unanswered(seq_id, needs_tokens_from=0))
+
+    def _is_held(self, item: WorkItem[VerifyRequest]) -> bool:
+        """See StepWorker."""
+        return not self._grammars.is_ready(
+            item.sequence,
+            item.request.sampling.grammar,
+            is_shared=item.sequence.seq_id not in self._begun_again,
+        )
 
     def release(self, seq_ids: Iterable[str]) -> list[VerifyResult]:
         """See StepWorker."""

@@ -219,6 +219,13 @@ def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:
 
 
 HOSTILE = {
+    "multiple": Grammar.json_schema({"multipleOf": 2147483648}),
+    "multiples together": Grammar.json_schema(
+        {"allOf": [{"multipleOf": 7919}, {"type": "integer", "multipleOf": 79.07}]}
+    ),
+    "multiple in another language": Grammar.lark(
+        'start: %json {"type": "integer", "multiple\\u004ff" : 3000017}'
+    ),
     "nested brackets of a regex": Grammar.regex("(" * 5000 + "a" + ")" * 5000),
     "nested brackets of a schema": Grammar(
         kind="json_schema", source='{"items":' * 5000 + "{}" + "}" * 5000
@@ -293,6 +300,13 @@ def test_a_tokenizer_whose_tokens_cannot_be_spelt_is_told_and_read_once() -> Non
         with pytest.raises(InvalidRequestError, match=r"^the grammar cannot be used: this m"):
             compiler.compile(Grammar.regex(regex)).result()
     assert num_read == 1
+
+
+@pytest.mark.parametrize("multiple", [0.01, 1e-6, 5_000_000, 9973, 1.5, 2.5e-3])
+def test_numbers_may_be_multiples(compiler: GrammarCompiler, multiple: float) -> None:
+    schema = {"type": "number", "multipleOf": multiple}
+    grammar = Grammar.json_schema({"properties": {"a": schema, "b": schema}})
+    assert matches(compiler, grammar, '{"a": 0}')
 
 
 @pytest.mark.parametrize("what", HOSTILE)

@@ -71,9 +71,18 @@ def test_who_shares_a_grammar_that_is_used_up_goes_on() -> None:
     assert again.tokens
     with pytest.raises(GrammarStuckError):
         use_up(target._grammars._compiler, grammar)
-    lost = ask("victim", first + again.tokens, base_len=len(prompt) + 1)
+    output = first + again.tokens
+    assert ask("victim", output, base_len=len(prompt) + 1).tokens  # its grammar is its own
+    assert ask("another", output, base_len=len(prompt) + 1).needs_tokens_from == 0
+    assert target._begun_again == {"victim", "another"}
+    target.release(["victim", "another"])
+    assert not target._begun_again
+
+    ask("third", (), base_len=0)
+    target._begun_again.add("third")
+    with pytest.raises(GrammarStuckError):
+        use_up(target._grammars._compiler, grammar)
+    lost = ask("third", first, base_len=len(prompt))
     assert lost.is_refused
     assert "cannot be followed any further" in lost.error
-    assert len(target._begun_again) == 1
-    target.release(["victim"])
-    assert not target._begun_again
+    assert "make it simpler" in lost.error
