@@ -73,7 +73,11 @@ class RequestTooLargeError(InvalidRequestError):
 
 
 class GrammarStuckError(InvalidRequestError):
-    pass
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the grammar cannot be followed any further: {reason}; make it simpler, or try another"
+        )
+        self.reason = reason
 
 
 class AuthenticationError(TandemError):

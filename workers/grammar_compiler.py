@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from workers.errors import GrammarStuckError, InvalidRequestError, first_line
 from workers.grammar import Grammar
-from workers.grammar_matcher import STUCK, OutputMatcher
+from workers.grammar_matcher import OutputMatcher
 from workers.tool_call_grammar import ToolCalls
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class GrammarCompiler:
         try:
             is_possible = any(self.follow(matcher).allowed())
         except GrammarStuckError as error:
-            raise _refused(str(error).removeprefix(STUCK)) from None
+            raise _refused(error.reason) from None
         if not is_possible:
             raise _refused("no text fits it")
         return matcher

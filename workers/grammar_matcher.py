@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKEN_MARK = b"\xff"
 """What the library writes before a special token that a grammar names, in place of its text."""
-STUCK = "the grammar cannot be followed any further: "
 NAMED_REASONS = {"NoExtension": "no text fits it", "NoExtensionBias": "no text fits it"}
 """What the library's bare names for its reasons mean."""
 
@@ -126,4 +125,4 @@ class OutputMatcher:
     def stuck(self, reason: str) -> GrammarStuckError:
         """The error of a matcher that is of no use any more."""
         self._on_failure()
-        return GrammarStuckError(f"{STUCK}{reason}; make it simpler, or try another")
+        return GrammarStuckError(reason)
