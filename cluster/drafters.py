@@ -1,7 +1,8 @@
 """The names of drafters, and the list of them that the option `drafter` takes."""
 
-import difflib
 from collections.abc import Sequence
+
+from cluster.option_errors import nearest
 
 DRAFTERS = ("model", "prompt_lookup", "suffix", "early_exit")
 """The names that the option `drafter` may list."""
@@ -36,9 +37,8 @@ def read_drafters(value: str | Sequence[object]) -> str:
 def _wrong_drafter(name: str, given: str) -> str:
     if name == "none":
         return f"drafter is {given!r}, but 'none' means no drafter; drop it, or the others"
-    elsewhere = NAMES_ELSEWHERE.get(name.lower())
-    near = [elsewhere] if elsewhere else difflib.get_close_matches(name, DRAFTERS, n=1)
+    near = nearest(name, DRAFTERS, elsewhere=NAMES_ELSEWHERE)
     named = f", and there is no drafter {name!r}" if name != given else ""
-    hint = f"did you mean {near[0]!r}? It" if near else "it"
+    hint = f"did you mean {near!r}? It" if near else "it"
     known = ", ".join(map(repr, (*DRAFTERS, "none")))
     return f"drafter is {given!r}{named}; {hint} must be {known} or a list like 'suffix,model'"

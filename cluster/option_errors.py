@@ -71,11 +71,14 @@ def refuse_unknown(
 def nearest(
     name: str, known: Iterable[str], *, elsewhere: Mapping[str, str] = NO_NAMES
 ) -> str | None:
-    """The known name that is meant by one that is not known; None if none is like it."""
-    if name in elsewhere:
-        return elsewhere[name]
-    near = difflib.get_close_matches(name.lower(), list(known), n=1)
-    return near[0] if near else None
+    """The known name that is meant by one that is not known; None if none is like it.
+
+    Args:
+        elsewhere: what other programs call a known name, in small letters, and that name.
+    """
+    name = name.lower()
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return elsewhere.get(name) or (near[0] if near else None)
 
 
 def option_sentence(errors: Sequence[Any]) -> str:

@@ -30,7 +30,7 @@ MAX_MULTIPLE = 10_000
 """The most that numbers are a multiple of in a JSON schema, all of it together and without zeros at
 the end: the library makes a state for each remainder, and none of its own limits ends that."""
 MULTIPLE_OF = re.compile(r'multipleOf\\*"\s*:\s*([-+.\deE]+)')
-ESCAPED = re.compile(r"\\+u([\da-fA-F]{4})")
+ESCAPED = re.compile(r"\\u([\da-fA-F]{4})")
 """A character of JSON that is written as its number."""
 MAX_COMPILED = 64
 """The most grammars that are kept compiled."""
@@ -236,8 +236,8 @@ def _common_multiple(source: str) -> int:
             digits = Decimal(written).as_tuple().digits
         except InvalidOperation:  # no number, as the library will say
             continue
-        number = int("".join(map(str, digits)).rstrip("0") or "1")
-        multiple = math.lcm(multiple, number)
+        number = "".join(map(str, digits)).rstrip("0") or "1"
+        multiple = math.lcm(multiple, int(number[:20]))  # Python reads no number of 5,000 digits
         if multiple > MAX_MULTIPLE:
             break
     return multiple

@@ -216,6 +216,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
                 yield
             except GrammarStuckError:
                 if seq_id in self._begun_again:
+                    self._begun_again.remove(seq_id)
                     raise
                 self._begun_again.add(seq_id)
                 self._backlog.release([seq_id])

@@ -234,8 +234,9 @@ def _schemas_in(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _of_structured_outputs(value: Mapping[str, Any]) -> Iterator[_Asked]:
     """Options beside what is asked for may be there if they are off."""
-    used = {name: given for name, given in value.items() if given is not None}
-    used = {name: given for name, given in used.items() if given is not False}
+    used = {
+        name: given for name, given in value.items() if given is not None and given is not False
+    }
     spacing = {name: used.pop(name) for name in SPACING if name in used}
     for name, given in used.items():
         field = f"structured_outputs.{name}"

@@ -219,6 +219,7 @@ def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:
 
 
 HOSTILE = {
+    "multiple of many digits": Grammar.lark('start: %json {"multipleOf": ' + "1" * 5000 + "}"),
     "multiple": Grammar.json_schema({"multipleOf": 2147483648}),
     "multiples together": Grammar.json_schema(
         {"allOf": [{"multipleOf": 7919}, {"type": "integer", "multipleOf": 79.07}]}

@@ -86,3 +86,4 @@ def test_who_shares_a_grammar_that_is_used_up_goes_on() -> None:
     assert lost.is_refused
     assert "cannot be followed any further" in lost.error
     assert "make it simpler" in lost.error
+    assert not target._begun_again

@@ -6,7 +6,6 @@ file never repeats a word of it, since that could be a key.
 """
 
 import asyncio
-import difflib
 import logging
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cluster.option_errors import nearest
 from deployments.router.tenants.keys import ApiKey, KeyLimits, KeyRing, Keys, Tenant, digest_of
 from workers.errors import ConfigError
 
@@ -153,8 +153,8 @@ def _entry(entry: Any) -> ApiKey:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "extra_forbidden":  # whose name may be a key, so it is not repeated
-        near = difflib.get_close_matches(str(first["loc"][-1]), KeyEntry.model_fields, n=1)
-        hint = f"did you mean {near[0]!r}? The" if near else "the"
+        near = nearest(str(first["loc"][-1]), KeyEntry.model_fields)
+        hint = f"did you mean {near!r}? The" if near else "the"
         known = ", ".join(KeyEntry.model_fields)
         raise ValueError(f"it has an unknown field; {hint} fields are {known}")
     message = first["msg"].removeprefix("Value error, ")

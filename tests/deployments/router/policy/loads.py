@@ -39,7 +39,7 @@ class Load:
     drafter drafts, it runs nothing else."""
     alpha: float = 0.8
     maker: Maker = Maker.DRAFTER
-    """Who makes the drafts; it takes time where that is a drafter."""
+    """What makes the drafts. Those of a drafter take its time, all others none."""
 
     def serve(self, controller: GammaController, machine: Machine) -> Served:
         rng, now_s, num_begun, num_tokens, num_known = random.Random(0), 0.0, 0, 0, 0
