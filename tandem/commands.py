@@ -4,6 +4,7 @@ import argparse
 import logging
 from collections.abc import Mapping, Sequence
 
+from cluster.version import installed_version
 from tandem.bench.cli import add_bench
 from tandem.chaos.cli import add_chaos
 from tandem.demo.cli import add_demo
@@ -24,6 +25,7 @@ def make_parser(others: Mapping[str, str], arguments: Sequence[str]) -> argparse
         arguments: what is to be parsed: of subjects, only the one named there has its options.
     """
     parser = argparse.ArgumentParser(prog="tandem")
+    parser.add_argument("--version", action="version", version=f"tandem {installed_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in others.items():
         commands.add_parser(name, help=text)

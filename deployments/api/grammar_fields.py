@@ -15,7 +15,7 @@ from pydantic import Field, SkipValidation, StringConstraints, model_validator
 from deployments.api.marks import Grpc, Takes
 from deployments.api.validation import RequestModel, brief, check_text, field_error
 from workers.grammar import Grammar
-from workers.grammar_compiler import MAX_SOURCE_LEN
+from workers.grammar_library import MAX_SOURCE_LEN
 
 MAX_CHOICES = 1024
 FORMATS = ("text", "json_object", "json_schema")

@@ -4,7 +4,6 @@ Serve and no socket."""
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from cluster.version import installed_version
 from deployments.api import chat, completions, tokens
 from deployments.api.auth import RequireKey
 from deployments.api.body_limit import BodyLimit
@@ -73,19 +73,11 @@ def _add_status_routes(app: FastAPI, service: GenerationService) -> None:
 
     async def version() -> JSONResponse:
         """The version of the server."""
-        return JSONResponse({"version": _version()})
+        return JSONResponse({"version": installed_version()})
 
     _add_get(app, "/version", version)
     _add_get(app, "/health", health)
     _add_get(app, "/ready", ready)
-
-
-def _version() -> str:
-    """The version of the installed package; a checkout that is not installed has none."""
-    try:
-        return metadata.version("tandem-serve")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _status(service: GenerationService, word: str, problem: str | None) -> JSONResponse:

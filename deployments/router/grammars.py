@@ -1,6 +1,7 @@
 """Checking the grammars of requests: beside the event loop, and refused where they cannot be used.
 
-The router compiles a grammar by the same rules as the workers, so what it lets in they can follow.
+The router compiles a grammar by the same rules as the workers, so what it lets in they can follow;
+in a process of its own first, which ends where that takes too much.
 """
 
 import asyncio
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 CHECK_TIMEOUT_S = 10.0
-"""How long a grammar may wait for its turn and be compiled. The limits of the compiler end each
-within a fraction of a second; where many come at once, some are refused."""
+"""How long a grammar may wait for its turn and be compiled. Each computes for a second at most;
+where many come at once, some are refused."""
 
 
 def make_compiler(tokenizer: Tokenizer, info: WorkerInfo) -> GrammarCompiler:
     """What compiles grammars for the target's tokens."""
     return GrammarCompiler(
-        lambda: tokenizer, vocab_size=info.vocab_size, end_tokens=info.eos_token_ids
+        lambda: tokenizer,
+        vocab_size=info.vocab_size,
+        end_tokens=info.eos_token_ids,
+        has_trials=True,
     )
 
 

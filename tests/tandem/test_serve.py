@@ -1,6 +1,7 @@
 """Wrong starts as a person sees them: the process, its last line, its status."""
 
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,12 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("usage: tandem ")
     for name in ("serve", "plan", "chaos", "bench", "demo-train"):
         assert f"\n    {name} " in said
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert re.fullmatch(r"tandem (\d+\.\d+\.\d+|unknown)\n", capsys.readouterr().out)
 
 
 class CompilingServer:

@@ -110,6 +110,16 @@ async def test_a_hostile_grammar_is_refused_and_others_go_on(client: httpx.Async
     assert (await complete(client))["choices"]
 
 
+async def test_a_grammar_that_compiles_without_end_is_refused(client: httpx.AsyncClient) -> None:
+    schema = {"type": "integer", "multipleOf": 2_147_483_648}
+    response = await client.post("/v1/completions", json=body(guided_json=schema))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == (
+        "the grammar cannot be used: compiling it takes more than 1 s or 32 MiB; make it simpler"
+    )
+    assert (await complete(client))["choices"]
+
+
 NO_TOKEN_LEFT: dict[str, dict[str, Any]] = {
     "the end is banned": {"guided_choice": ["left", "right"], "min_tokens": 100},
     "a word is banned": {"guided_regex": "a{60}", "bad_words": ["a"]},
