@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deployments.router.tenants.keys import Tenant
 from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
-from workers.errors import InvalidRequestError
+from workers.errors import InvalidRequestError, OverloadedError
 from workers.grammar import Grammar
 from workers.grammar_compiler import NUM_THREADS, GrammarCompiler
 from workers.types import WorkerInfo
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 CHECK_TIMEOUT_S = 10.0
-"""How long a grammar may wait for its turn and be compiled. Each computes for a second at most;
-where many come at once, some are refused."""
+"""How long a grammar may wait for its turn and be compiled. Each computes for a second at most, so
+it takes longer only where many come at once."""
 
 
 def make_compiler(tokenizer: Tokenizer, info: WorkerInfo) -> GrammarCompiler:
@@ -42,7 +42,8 @@ class GrammarChecker:
         self._turns = Slots(NUM_THREADS)
 
     async def check(self, grammar: Grammar | None, tenant: Tenant, *, field: str | None) -> None:
-        """Raise InvalidRequestError, for the client's `field`, if the grammar cannot be used."""
+        """Raise InvalidRequestError, for the client's `field`, if the grammar cannot be used, and
+        OverloadedError if too many are compiled before it."""
         if grammar is None:
             return
         try:
@@ -51,9 +52,10 @@ class GrammarChecker:
                 # it is shared by all who use the grammar, so none of them cancels it
                 await asyncio.shield(compiling)
         except TimeoutError:
-            raise InvalidRequestError(
-                f"the grammar was not compiled within {CHECK_TIMEOUT_S:g} s; make it simpler",
-                field=field,
+            raise OverloadedError(
+                f"the grammar was not compiled within {CHECK_TIMEOUT_S:g} s, as many others are; "
+                "try again",
+                retry_after_s=CHECK_TIMEOUT_S,
             ) from None
         except InvalidRequestError as error:
             is_calls = grammar.kind == "tool_calls"

@@ -17,6 +17,7 @@ SCHEMAS: Sequence[Any] = (
     {"type": "string", "pattern": "^[ab]+$"},
     {"enum": ["é世", None, 1.5]},
     {},
+    {"type": "integer", "multipleOf": 2_147_483_648},
     {"type": "nothing"},
     {"$ref": "#/$defs/nowhere"},
 )

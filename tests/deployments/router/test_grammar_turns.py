@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from deployments.router import grammars
 from deployments.router.grammars import GrammarChecker
 from deployments.router.tenants.keys import Tenant
 from tests.workers.test_grammar import make_compiler
-from workers.errors import InvalidRequestError
+from workers.errors import InvalidRequestError, OverloadedError
 from workers.grammar import Grammar
 from workers.grammar_compiler import NUM_THREADS, GrammarCompiler
 
@@ -94,5 +95,19 @@ async def test_a_grammar_that_is_known_needs_no_turn(held: Held) -> None:
         await checker.check(QUIET, ALICE, field=None)
         with pytest.raises(InvalidRequestError):
             await checker.check(wrong, ALICE, field=None)
+    held.gate.set()
+    await asyncio.gather(*flood)
+
+
+async def test_who_has_no_turn_in_time_is_told_to_try_again(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' grammars are to blame, and not this one."""
+    checker = GrammarChecker(make_compiler())
+    flood = [check(checker, Grammar.regex(f"a{{{n}}}"), ALICE) for n in range(1, 9)]
+    await until_all_threads_compile(held)
+    monkeypatch.setattr(grammars, "CHECK_TIMEOUT_S", 0.01)
+    with pytest.raises(OverloadedError, match="try again"):
+        await checker.check(QUIET, BOB, field=None)
     held.gate.set()
     await asyncio.gather(*flood)
