@@ -1,7 +1,7 @@
 """What is wrong with options, in one sentence: pydantic's errors in the words of a user."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 MAX_VALUE_LENGTH = 80
@@ -18,32 +18,6 @@ _WORDS = {
     "bool_type": "true or false",
     "string_type": "a text",
 }
-
-
-NAMES_ELSEWHERE = {
-    "data_parallel_size": "num_target_groups",
-    "disable_log_requests": "request_log",
-    "draft_model": "draft",
-    "draft_model_path": "draft",
-    "enable_auto_tool_choice": "tool_call_parser",
-    "enforce_eager": "compile",
-    "gpu_memory_utilization": "kv_cache_gib",
-    "host": "http_host",
-    "max_running_requests": "max_num_seqs",
-    "mem_fraction_static": "kv_cache_gib",
-    "method": "drafter",
-    "model": "target",
-    "model_path": "target",
-    "num_draft_tokens": "gamma",
-    "port": "http_port",
-    "speculative_algorithm": "drafter",
-    "speculative_config": "drafter",
-    "speculative_draft_model_path": "draft",
-    "speculative_model": "draft",
-    "tp": "tensor_parallel_size",
-    "tp_size": "tensor_parallel_size",
-}
-"""What options of the app are called by vLLM and SGLang."""
 NO_NAMES: Mapping[str, str] = {}
 
 
@@ -52,20 +26,25 @@ def refuse_unknown(
     known: Iterable[str],
     *,
     what: str,
-    elsewhere: Mapping[str, str] = NO_NAMES,
+    hint_of: Callable[[str, Iterable[str]], str] | None = None,
 ) -> None:
-    """Raise ValueError for a name that is not known, with the nearest one, or with all.
+    """Raise ValueError for a name that is not known, with what to write in its place.
 
     Args:
         what: the names are of, in one word.
-        elsewhere: what other programs call a known name, and that name.
+        hint_of: what is said of a name, given those that are known; by default the nearest of
+            them, or all.
     """
     names = sorted(known)
     for name in given:
         if name not in names:
-            near = nearest(str(name), names, elsewhere=elsewhere)
-            hint = f"did you mean {near!r}?" if near else f"the {what}s are {', '.join(names)}"
+            hint = (hint_of or _near_or_all)(str(name), names)
             raise ValueError(f"there is no {what} {str(name)!r}; {hint}")
+
+
+def _near_or_all(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
 
 
 def nearest(

@@ -18,8 +18,9 @@ from pydantic import (
 
 from cluster import bundled
 from cluster.drafters import read_drafters
+from cluster.foreign_options import hint_of_option
 from cluster.gpu_shares import GPU_PARTS, check_gpu_share
-from cluster.option_errors import NAMES_ELSEWHERE, option_sentence, refuse_unknown
+from cluster.option_errors import option_sentence, refuse_unknown
 from cluster.replica_range import ONE_REPLICA, ReplicaRange
 from workers.errors import ConfigError
 from workers.model_source import ModelSource
@@ -27,7 +28,7 @@ from workers.quantization import Quantization
 from workers.types import HeterogeneousVocab, Rule
 
 Gamma = Annotated[int, Field(ge=0, le=64)] | Literal["dynamic"]
-
+Switch = Literal["on", "off"]
 DEVICES = r"^(auto|cpu|cuda(:\d+)?)$"
 OF_DRAFT_MODEL = ("draft_revision", "draft_quantization", "draft_gpu_share", "heterogeneous_vocab")
 
@@ -124,7 +125,7 @@ class AppArgs(BaseModel):
     api_keys_file: str | None = Field(default=None, min_length=1)
     """A file of the API keys that are let in, with their limits, which is read again when it
     changes. Keys in TANDEM_API_KEYS are let in too; without either, anybody is."""
-    request_log: Literal["on", "off"] = "on"
+    request_log: Switch = "on"
     """Whether routers write a line of JSON for each completion and chat to their standard error:
     counts, times and the key's name, never a text."""
     max_request_bytes: int = Field(default=4 * 1024**2, ge=1024)
@@ -140,7 +141,7 @@ class AppArgs(BaseModel):
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """GiB of the target's KV cache, for each rank. By default 30 % of the free memory on a CPU and
     90 % on a GPU, and never more than `max_num_seqs` full sequences need."""
-    prefix_caching: Literal["on", "off"] = "on"
+    prefix_caching: Switch = "on"
     """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of a target step. By default all cores that its process may use, which the ranks
@@ -198,14 +199,14 @@ class AppArgs(BaseModel):
     @classmethod
     def _suggest_names(cls, values: Any) -> Any:
         if isinstance(values, dict):
-            refuse_unknown(values, cls.model_fields, what="option", elsewhere=NAMES_ELSEWHERE)
+            refuse_unknown(values, cls.model_fields, what="option", hint_of=hint_of_option)
         return values
 
     @field_validator("compile", "overlap", "prefix_caching", "request_log", mode="before")
     @classmethod
     def _read_yaml_words(cls, value: Any) -> Any:
-        """YAML takes a bare `off` for false and `on` for true."""
-        return {False: "off", True: "on"}[value] if isinstance(value, bool) else value
+        """YAML takes a bare `off` for false and `on` for true; and people write either."""
+        return {"false": "off", "true": "on"}.get(str(value).lower(), value)
 
     @field_validator("served_model_name", mode="before")
     @classmethod

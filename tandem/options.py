@@ -4,7 +4,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from cluster.option_errors import NAMES_ELSEWHERE, nearest
+from cluster.foreign_options import ADVICE, NAMES
+from cluster.option_errors import nearest
+from cluster.options import Switch
 from deployments.args import AppArgs
 from workers.errors import ConfigError
 
@@ -37,7 +39,7 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
         if not (name and equals and value):
             hint = f"; if it is a model, write target={word}" if "/" in word else ""
             if word.startswith("--") and not equals:
-                hint = f"; write {_meant(name, following)}"
+                hint = f"; {_advice(name.replace('-', '_'), following)}"
             elif equals and name:
                 hint = f"; {name} has no value: leave it out for its default"
             raise ConfigError(
@@ -51,12 +53,16 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _meant(name: str, following: str) -> str:
+def _advice(name: str, following: str) -> str:
     """How an option is written that was given as `--name`, perhaps with its value behind it."""
-    name = name.replace("-", "_")
-    known = nearest(name, AppArgs.model_fields, elsewhere=NAMES_ELSEWHERE) or name
+    fields = AppArgs.model_fields
+    if name in ADVICE:
+        return ADVICE[name]
+    known = NAMES.get(name) or nearest(name, fields) or name
     is_value = following and not following.startswith("--") and "=" not in following
-    return f"{known}={following if is_value else '<its value>'}"
+    is_switch = known in fields and fields[known].annotation in (bool, Switch)
+    otherwise = "on" if is_switch else "<its value>"
+    return f"write {known}={following if is_value else otherwise}"
 
 
 def options_help() -> str:

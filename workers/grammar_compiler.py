@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
 from workers.grammar_library import GrammarLibrary
 from workers.grammar_matcher import OutputMatcher
@@ -14,7 +15,7 @@ from workers.grammar_trials import GrammarTrials
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_COMPILED = 64
+MAX_COMPILED = 32
 """The most grammars that are kept compiled."""
 NUM_THREADS = 2
 """How many grammars are compiled at a time, so that a slow one does not hold up all others."""
@@ -62,12 +63,15 @@ class GrammarCompiler:
             return self._threads.submit(self._compile, grammar)
         with self._lock:
             future = self._compiled.get(grammar)
+            is_new = future is None
             if future is None:
                 future = self._threads.submit(self._compile, grammar)
                 self._compiled[grammar] = future
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
+        if is_new:
+            future.add_done_callback(lambda future: self._forget_if_lost(grammar, future))
         return future
 
     def has_begun(self, grammar: Grammar) -> bool:
@@ -87,6 +91,14 @@ class GrammarCompiler:
         anew for the next.
         """
         return self._library.follow(compiled, on_failure=lambda: self._drop(compiled))
+
+    def _forget_if_lost(self, grammar: Grammar, future: "Future[LLMatcher]") -> None:
+        """What has failed by no fault of the grammar is tried again by the next who asks."""
+        if not future.cancelled() and isinstance(future.exception(), InvalidRequestError | None):
+            return
+        with self._lock:
+            if self._compiled.get(grammar) is future:
+                del self._compiled[grammar]
 
     def _drop(self, compiled: "LLMatcher") -> None:
         with self._lock:

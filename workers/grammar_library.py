@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from workers.errors import GrammarStuckError, InvalidRequestError, first_line
 from workers.grammar import Grammar
 from workers.grammar_matcher import OutputMatcher
-from workers.tool_call_grammar import ToolCalls
+from workers.tool_call_grammar import ToolCalls, lark_string
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -86,6 +86,7 @@ class GrammarLibrary:
             initial_lexer_fuel=LEXER_FUEL,
             step_lexer_fuel=LEXER_FUEL,
             step_max_items=STEP_MAX_ITEMS,
+            max_items_in_row=STEP_MAX_ITEMS,  # an object has some for each property it may have
             max_lexer_states=MAX_SOURCE_LEN,  # a list of texts needs one for each character
             verbose_errors=False,
         )
@@ -170,9 +171,7 @@ def check_size(grammar: Grammar) -> None:
 def serialize(grammar: Grammar, special_tokens: Mapping[str, int]) -> str:
     """A grammar as the library takes it; raises whatever the library does for one that is wrong."""
     names = {
-        tag: f"<[{special_tokens[tag]}]>"
-        if tag in special_tokens
-        else json.dumps(tag, ensure_ascii=False)
+        tag: f"<[{special_tokens[tag]}]>" if tag in special_tokens else lark_string(tag)
         for tag in _tags(grammar)
     }
     first, *others = _body(grammar, names)
@@ -223,9 +222,7 @@ def _body(grammar: Grammar, names: Mapping[str, str]) -> list[dict[str, Any]]:
             entry: dict[str, Any] = json.loads(serialized)["grammars"][0]
             return [entry]
         case "choice":
-            texts = " | ".join(
-                json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source)
-            )
+            texts = " | ".join(lark_string(text) for text in json.loads(grammar.source))
             return [{"lark_grammar": f"start: CHOICE\nCHOICE: {texts}\n"}]
         case "lark":
             return [{"lark_grammar": any_to_lark(grammar.source)}]

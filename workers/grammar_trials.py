@@ -16,9 +16,11 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from workers.errors import InvalidRequestError, TandemError
 from workers.grammar import Grammar
@@ -28,15 +30,20 @@ MAX_COMPUTING_S = 1.0
 """The most that compiling a grammar may compute; ordinary ones take some milliseconds."""
 MAX_MEMORY_MB = 32
 """The most memory, in MiB, that compiling a grammar may take."""
+STACK_MB = 1
+"""The stack, in MiB, on which a grammar is compiled for trial: less than any thread has, on which
+it is compiled then. The library follows rules within rules on its stack."""
+ANSWER_TIMEOUT_S = 60.0
+"""How long a trial may take, the start of the process with it, until that is taken to hang."""
+NUM_TRIES = 3
+"""How often a grammar is tried where the trial is lost, as to the system's killer."""
+OUT_OF_MEMORY, FAILED = 3, 4
+"""Exit codes of forks."""
 PROGRAM = """import sys
 sys.path[:] = sys.argv[2:]
 from workers.grammar_trials import serve
 serve(int(sys.argv[1]))
 """
-BEGUN, ENDED = b"b", b"e"
-"""What a trial says when it begins, and when it has come to an end, be the grammar right or not."""
-NUM_STARTS = 2
-"""How often a grammar is tried where the process ends that forks, as the system's killer may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +53,33 @@ class _Limits:
     computing_s: float
     memory_mb: int
 
-    def __str__(self) -> str:
-        return f"{self.computing_s:g} s or {self.memory_mb} MiB"
-
     def set(self) -> None:
         """Have this process ended where it takes more."""
         signal.setitimer(signal.ITIMER_PROF, self.computing_s)  # its signal ends a process
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(FileNotFoundError):  # not on Linux: by its time alone
-            num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-            most = num_pages * resource.getpagesize() + self.memory_mb * 2**20
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            lines = Path("/proc/self/status").read_text().splitlines()
+            taken = dict(line.split(":") for line in lines if line.endswith("kB"))
+            for limit, name, more_mb in (
+                (resource.RLIMIT_AS, "VmSize", self.memory_mb),
+                (resource.RLIMIT_STACK, "VmStk", STACK_MB),
+            ):
+                most = int(taken[name].split()[0]) * 2**10 + more_mb * 2**20
+                _, hard = resource.getrlimit(limit)
+                if hard == resource.RLIM_INFINITY or most < hard:
+                    resource.setrlimit(limit, (most, hard))
+
+    def told(self, exit_code: int) -> str | None:
+        """What a trial with such an end has met, in words; None where it was neither."""
+        match exit_code:
+            case code if code == -signal.SIGPROF:
+                return f"compiling it takes more than {self.computing_s:g} s"
+            case code if code in (OUT_OF_MEMORY, -signal.SIGABRT):
+                return f"compiling it takes more than {self.memory_mb} MiB"
+            case code if code in (-signal.SIGSEGV, -signal.SIGBUS):
+                return "its rules are nested too deeply"
+            case _:
+                return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +107,11 @@ class GrammarTrials:
         *,
         max_computing_s: float = MAX_COMPUTING_S,
         max_memory_mb: int = MAX_MEMORY_MB,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self._library = library
         self._limits = _Limits(computing_s=max_computing_s, memory_mb=max_memory_mb)
+        self._answer_timeout_s = answer_timeout_s
         self._lock = threading.Lock()
         self._process: _Process | None = None
 
@@ -110,16 +135,16 @@ class GrammarTrials:
         TandemError if it cannot be tried.
         """
         self._library.load()
-        for _ in range(NUM_STARTS):
+        for _ in range(NUM_TRIES):
             process = self._running()
-            match _answer(process.control, grammar):
-                case b"":
-                    self._forget(process)
-                case answer if answer == BEGUN + ENDED:
-                    return
-                case _:
-                    raise refused(f"compiling it takes more than {self._limits}; make it simpler")
-        raise TandemError("grammars cannot be tried; the server's log says more")
+            answer = _answer(process.control, grammar, self._answer_timeout_s)
+            if answer == b"0":
+                return
+            if not answer:
+                self._forget(process)
+            elif (reason := self._limits.told(int(answer))) is not None:
+                raise refused(f"{reason}; make it simpler")
+        raise TandemError("grammars cannot be tried now; the server's log says more")
 
     def _running(self) -> _Process:
         with self._lock:
@@ -155,15 +180,16 @@ def _start(library: GrammarLibrary, limits: _Limits) -> _Process:
     return _Process(process=process, control=control)
 
 
-def _answer(control: socket.socket, grammar: Grammar) -> bytes:
-    """What a new trial says of a grammar; nothing where no process began it."""
+def _answer(control: socket.socket, grammar: Grammar, timeout_s: float) -> bytes:
+    """The exit code of a new trial of a grammar; nothing where it was lost."""
     ours, theirs = socket.socketpair()
-    with ours, suppress(OSError):  # of a process that is gone
+    with ours, suppress(OSError):  # of a process that is gone, or hangs
+        ours.settimeout(timeout_s)
         with theirs:
-            socket.send_fds(control, [BEGUN], [theirs.fileno()])
+            socket.send_fds(control, [b"t"], [theirs.fileno()])
         ours.sendall(json.dumps(asdict(grammar)).encode())
         ours.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: ours.recv(len(BEGUN + ENDED)), b""))
+        return ours.recv(16)
     return b""
 
 
@@ -180,26 +206,42 @@ def serve(control_fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the owner ends, and this then
     with socket.socket(fileno=control_fd) as control:
-        while fds := socket.recv_fds(control, len(BEGUN), 1)[1]:
+        while fds := socket.recv_fds(control, 1, 1)[1]:
             with socket.socket(fileno=fds[0]) as trial:
                 if os.fork() == 0:
                     control.close()
-                    try:
-                        _try(library, limits, trial)
-                    finally:
-                        os._exit(0)
+                    _in_fork(lambda: _watch(library, limits, trial))
 
 
-def _try(library: GrammarLibrary, limits: _Limits, trial: socket.socket) -> None:
-    """Compile the grammar that a socket brings. The process may end at any time here."""
-    trial.sendall(BEGUN)
+def _watch(library: GrammarLibrary, limits: _Limits, trial: socket.socket) -> int:
+    """Have the grammar that a socket brings compiled by a fork, and tell how that ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     grammar = Grammar(**json.loads(trial.makefile("rb").read()))
+    fork = os.fork()
+    if fork == 0:
+        _in_fork(lambda: _try(library, limits, grammar))
+    _, status = os.waitpid(fork, 0)
+    trial.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    return 0
+
+
+def _try(library: GrammarLibrary, limits: _Limits, grammar: Grammar) -> int:
+    """The exit code of a fork, which may end at any time here."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what it says is a client's
     limits.set()
     try:
         library.compile(grammar)
     except MemoryError:
-        raise
+        return OUT_OF_MEMORY
     except Exception:  # of a wrong grammar: who compiles it next says what is wrong
         pass
-    trial.sendall(ENDED)
+    return 0
+
+
+def _in_fork(work: Callable[[], int]) -> NoReturn:
+    """Do the work of a process that was forked, and end with its exit code, whatever comes."""
+    exit_code = FAILED
+    try:
+        exit_code = work()
+    finally:
+        os._exit(exit_code)

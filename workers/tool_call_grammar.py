@@ -89,8 +89,9 @@ class ToolCalls:
     def _terms(self, text: str, names: Mapping[str, str]) -> list[str]:
         """A text in Lark's syntax, its tags apart."""
         parts = re.split(f"({'|'.join(map(re.escape, self.tags))})", text) if self.tags else [text]
-        return [
-            names[part] if part in self.tags else json.dumps(part, ensure_ascii=False)
-            for part in parts
-            if part
-        ]
+        return [names[part] if part in self.tags else lark_string(part) for part in parts if part]
+
+
+def lark_string(text: str) -> str:
+    """A text as a string in Lark's syntax: JSON's, but that it takes no DEL as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

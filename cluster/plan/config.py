@@ -77,6 +77,11 @@ class PlanConfig(BaseModel):
     def _take_application(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             raise ValueError("it must have args: and nodes:, as names with values")
+        if "kind" in values and "spec" in values:
+            raise ValueError(
+                f"it is a {values['kind']} of Kubernetes; give what stands under its "
+                "serveConfigV2, with nodes: beside it"
+            )
         if "applications" in values:
             values = {"args": _application_args(values), "nodes": values.get("nodes")}
         refuse_unknown(values, cls.model_fields, what="field")

@@ -65,6 +65,10 @@ def with_applications(*applications: object) -> dict[str, object]:
         ({"args": {"target": "x/y"}, "nodes": [LAPTOP]}, "target=x/y needs a draft model"),
         ({"args": [1], "nodes": [LAPTOP]}, "args: [1]: Input should be"),
         ({"args": {}}, "it must have nodes"),
+        (
+            {"apiVersion": "ray.io/v1", "kind": "RayService", "spec": {}},
+            "it is a RayService of Kubernetes; give what stands under its serveConfigV2",
+        ),
         ({"nodes": [{"name": "a", "num_cpus": 2}]}, "nodes.0.memory_gib: is missing"),
         (
             {"nodes": [{**LAPTOP, "num_gpus": 1}]},

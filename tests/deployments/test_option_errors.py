@@ -1,7 +1,10 @@
 """What is said of wrong options: one sentence with the name, the value and the fix."""
 
+import re
+
 import pytest
 
+from cluster.foreign_options import ADVICE, NAMES
 from deployments.args import AppArgs, parse_options
 from workers.errors import ConfigError
 
@@ -24,6 +27,9 @@ from workers.errors import ConfigError
             {"gpu_memory_utilization": "0.9"},
             "there is no option 'gpu_memory_utilization'; did you mean 'kv_cache_gib'?",
         ),
+        ({"enforce_eager": "true"}, "there is no option 'enforce_eager'; write compile=off"),
+        ({"seed": "1"}, "there is no option 'seed'; requests have it as a field"),
+        ({"ABC": "1"}, "there is no option 'ABC'; `tandem serve --help` lists all"),
         (
             {"drafter": "ngram"},
             "drafter is 'ngram'; did you mean 'prompt_lookup'? It must be 'model', "
@@ -141,3 +147,19 @@ def test_a_long_value_is_not_repeated_in_full(name: str) -> None:
 def test_both_ports_may_be_any_free_one() -> None:
     args = parse_options({"http_port": "0", "grpc_port": "0"})
     assert (args.http_port, args.grpc_port) == (0, 0)
+
+
+def test_other_programs_names_lead_to_options_that_there_are() -> None:
+    known = AppArgs.model_fields.keys()
+    assert known >= set(NAMES.values())
+    assert known.isdisjoint({*NAMES, *ADVICE})
+    for advice in ADVICE.values():
+        assert known >= set(re.findall(r"(\w+)=", advice.replace("TANDEM_API_KEYS=", "")))
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [("true", "on"), ("False", "off"), (True, "on"), ("on", "on")]
+)
+def test_switches_are_written_as_one_likes(given: object, taken: str) -> None:
+    args = AppArgs.model_validate({"prefix_caching": given, "request_log": given, "overlap": given})
+    assert args.prefix_caching == args.request_log == args.overlap == taken

@@ -23,10 +23,17 @@ def test_options_of_two_words_or_without_a_value_are_explained() -> None:
         (["--port", "8000"], "http_port=8000"),
         (["--port", "--gamma=2"], "http_port=<its value>"),
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2"),
-        (["--enable-prefix-caching"], "prefix_caching=<its value>"),
+        (["--max-num-seqs"], "max_num_seqs=<its value>"),
+        (["--enable-prefix-caching"], "prefix_caching=on"),
+        (["--trust-remote-code"], "trust_remote_code=on"),
+        (["--enforce-eager"], "compile=off"),
     ):
         with pytest.raises(ConfigError, match=f"; write {written}$"):
             parse_words(words)
+    with pytest.raises(
+        ConfigError, match=r"lists them; name keys in the environment, TANDEM_API_K"
+    ):
+        parse_words(["--api-key", "secret"])
     with pytest.raises(ConfigError, match=r"; draft has no value: leave it out for its default$"):
         parse_words(["draft="])
 

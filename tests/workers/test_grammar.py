@@ -213,6 +213,12 @@ def test_a_text_may_have_the_name_of_a_special_token(grammar: Grammar, text: str
     assert tokenizer.decode(output, skip_special_tokens=False) == text
 
 
+def test_a_choice_may_have_any_character(compiler: GrammarCompiler) -> None:
+    texts = ["a\x7f", "\x80\u2028", '"\\\n']
+    for text in texts:
+        assert matches(compiler, Grammar.choice([*texts, "b"]), text)
+
+
 def test_what_is_forced_is_known_in_advance(compiler: GrammarCompiler) -> None:
     matcher = compiler.matcher(Grammar.json_schema({"enum": ["a long text without a choice"]}))
     assert TOKENIZER.decode(matcher.forced()) == '"a long text without a choice"'
