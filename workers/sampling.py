@@ -107,14 +107,17 @@ def _sample_by_kernel(
 ) -> tuple[list[int], list[float]]:
     """Tokens, and confidences if they have a weight."""
     temperatures = [row.params.temperature for row in rows]
-    if not all(row.params.is_only_scaled for row in rows):  # the law has the temperatures in it
+    masks = [row.allowed for row in rows]
+    if not all(row.params.is_only_scaled for row in rows):  # the law has all that in it
         logits = law_logits(logits, rows)
         temperatures = [float(temperature > 0.0) for temperature in temperatures]
+        masks = [None] * len(rows)
     chosen: tuple[list[int], list[float]] = torch.ops.tandem.sample(
         logits,
         temperatures,
         [signed_64(row.seed) for row in rows],
         [row.position for row in rows],
+        masks,
         weight_of_probability,
     )
     return chosen

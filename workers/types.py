@@ -67,20 +67,18 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """Whether the most likely token of the model's own law is taken."""
-        return self.is_greedy and not self._is_shaped
+        return self.is_greedy and self.grammar is None and not self._is_shaped
 
     @property
     def is_only_scaled(self) -> bool:
-        """Whether the law is the model's own but for its temperature."""
+        """Whether the law is the model's own but for its temperature and its grammar."""
         is_whole = self.top_k == 0 and self.top_p == 1.0 and self.min_p == 0.0
         return is_whole and not self._is_shaped
 
     @property
     def _is_shaped(self) -> bool:
-        """Whether the logits themselves are changed, before temperature and truncations."""
-        return (
-            self.has_penalties or bool(self.logit_bias) or self.has_bans or self.grammar is not None
-        )
+        """Whether logits that a grammar allows are changed, before temperature and truncations."""
+        return self.has_penalties or bool(self.logit_bias) or self.has_bans
 
     @property
     def has_bans(self) -> bool:

@@ -50,6 +50,9 @@ def _too_large(role: Role, nodes: Sequence[Node]) -> str:
     weights = f"one rank of the {role.name} needs {size(role.size.weight_bytes)} of weights"
     free = memory - role.fixed_bytes
     if free <= 0:
+        process_bytes = role.fixed_bytes - role.size.weight_bytes
+        if role.size.weight_bytes < memory:
+            weights += f", {size(process_bytes)} for its process,"
         return f"{weights} and {where} has {size(memory)}"
     least = f"one sequence of max_model_len={role.max_model_len}"
     if not role.must_hold_sequence:

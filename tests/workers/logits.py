@@ -8,8 +8,12 @@ from workers.types import SamplingParams
 VOCAB_SIZE = 50
 
 
-def make_row(seed: int = 0, position: int = 0, **params: object) -> SamplingRow:
-    return SamplingRow(params=SamplingParams(**params), seed=seed, position=position)
+def make_row(
+    seed: int = 0, position: int = 0, allowed: torch.Tensor | None = None, **params: object
+) -> SamplingRow:
+    return SamplingRow(
+        params=SamplingParams(**params), seed=seed, position=position, allowed=allowed
+    )
 
 
 def make_logits(num_rows: int = 1, seed: int = 0) -> torch.Tensor:

@@ -6,7 +6,18 @@ from torch import Tensor
 
 from tests.workers.logits import make_row
 from workers.cpu import native
+from workers.grammar import Grammar
 from workers.sampling import NO_TOKEN, gumbel_noise, sample, sample_with_confidence
+
+
+def draw_mask(vocab_size: int) -> Tensor:
+    """Of three tokens in four, some runs of eight among them that are all or none."""
+    bits = torch.randint(256, (-(-vocab_size // 8),), dtype=torch.uint8)
+    bits |= torch.randint(256, bits.shape, dtype=torch.uint8)
+    bits[torch.rand(bits.shape) < 0.2] = 0
+    bits[torch.rand(bits.shape) < 0.2] = 255
+    bits[0] |= 1
+    return bits
 
 
 @pytest.mark.skipif(not native.load_operators(), reason="no C++ compiler on this machine")
@@ -17,7 +28,7 @@ class TestOperator:
         """The index that the operator chooses in each greedy row, and its share of the softmax."""
         none = [0] * len(scores)
         chosen: tuple[list[int], list[float]] = torch.ops.tandem.sample(
-            scores, [0.0] * len(scores), none, none, 0.2
+            scores, [0.0] * len(scores), none, none, [None] * len(scores), 0.2
         )
         return chosen
 
@@ -57,7 +68,9 @@ class TestOperator:
         seeds, positions = [42, 2**62, 7, 0, -1, -(2**63)], [10, 11, 4000, 0, 1, 2]
         noise = gumbel_noise(seeds, positions, vocab_size=vocab_size)
         ones = [1.0] * len(seeds)
-        tokens, confidences = torch.ops.tandem.sample(-noise, ones, seeds, positions, 0.0)
+        tokens, confidences = torch.ops.tandem.sample(
+            -noise, ones, seeds, positions, [None] * len(seeds), 0.0
+        )
         assert tokens == [0] * len(seeds)
         assert confidences == pytest.approx([1 / vocab_size] * len(seeds), rel=1e-5)
 
@@ -66,12 +79,14 @@ class TestOperator:
     @pytest.mark.parametrize(
         "params",
         [{}, {"temperature": 0.7}, {"temperature": 0.01}, {"top_k": 8, "temperature": 1.5},
-         {"logit_bias": ((0, 2.0),)}],
+          {"logit_bias": ((0, 2.0),)}],
         ids=str,
     )  # fmt: skip
+    @pytest.mark.parametrize("grammar", [None, Grammar.regex("a")], ids=["", "grammar"])
     def test_sampled_rows_are_those_without_it(
         self,
         params: dict[str, object],
+        grammar: Grammar | None,
         vocab_size: int,
         dtype: torch.dtype,
         monkeypatch: pytest.MonkeyPatch,
@@ -81,8 +96,18 @@ class TestOperator:
         count = min(400, max(4, 100_000 // vocab_size))
         logits = (0.3 * torch.randn(count, vocab_size)).to(dtype)  # so flat that the noise decides
         seeds = [0, -1, 2**62, 2**63 - 1]
-        rows = [make_row(seed=seeds[i % 4], position=i, **params) for i in range(count)]
+        rows = [
+            make_row(
+                seed=seeds[i % 4],
+                position=i,
+                grammar=grammar,
+                allowed=draw_mask(vocab_size) if grammar else None,
+                **params,
+            )
+            for i in range(count)
+        ]
         rows[1] = make_row(temperature=0.0)
+        rows[2] = make_row(temperature=0.0, grammar=grammar, allowed=rows[2].allowed)
         tokens = sample(logits, rows)
         found, confidences = sample_with_confidence(logits, rows)
         monkeypatch.setattr(native, "load_operators", lambda: False)

@@ -66,7 +66,25 @@ float share_of(float highest, const T* scores, int64_t count) {
 struct Row {
   float temperature;  // 0: greedy
   NoiseKeys noise;
+  const uint8_t* allowed;  // one bit for each token, the lowest first; null: all are
 };
+
+// The scores of what is allowed, and -inf.
+template <typename T>
+void write_allowed(const T* scores, int64_t count, const uint8_t* allowed, float* written) {
+  constexpr float kForbidden = -std::numeric_limits<float>::infinity();
+  for (int64_t first = 0; first < count; first += 8) {
+    const uint8_t bits = allowed[first / 8];
+    const int64_t end = std::min(first + 8, count);
+    if (bits == 0) {
+      std::fill(written + first, written + end, kForbidden);
+      continue;
+    }
+    for (int64_t i = first; i < end; ++i) {
+      written[i] = bits >> (i - first) & 1 ? static_cast<float>(scores[i]) : kForbidden;
+    }
+  }
+}
 
 struct Choice {
   int64_t token;  // -1: the highest score is no finite number
@@ -110,6 +128,20 @@ Choice choose_sampled(const T* scores, int64_t count, const Row& row,
   return {token, static_cast<float>(confidence)};
 }
 
+// Room for the numbers of one row each.
+struct Rooms {
+  Buffer<float> allowed, law, perturbed;
+};
+
+template <typename T>
+Choice choose(const T* scores, int64_t count, const Row& row,
+              std::optional<double> weight_of_probability, Rooms& rooms) {
+  if (row.temperature <= 0.0f) return choose_greedily(scores, count, weight_of_probability);
+  rooms.law.resize(count), rooms.perturbed.resize(count);
+  return choose_sampled(scores, count, row, weight_of_probability, rooms.law.data(),
+                        rooms.perturbed.data());
+}
+
 template <typename T>
 std::vector<Choice> choose_all(const at::Tensor& scores, const std::vector<Row>& rows,
                                std::optional<double> weight_of_probability) {
@@ -120,36 +152,49 @@ std::vector<Choice> choose_all(const at::Tensor& scores, const std::vector<Row>&
       std::count_if(rows.begin(), rows.end(), [](const Row& row) { return row.temperature > 0.0f; });
   const int64_t work = count * (num_rows + kWorkOfNoise * num_sampled);
   share_out(num_rows, std::max<int64_t>(1, work / kScoresPerThread), [&](Shares& shares) {
-    Buffer<float> law, perturbed;
+    Rooms rooms;
     for (Share share = shares.take(); !share.is_empty(); share = shares.take()) {
       for (int64_t i = share.begin; i < share.end; ++i) {
         const T* of_row = data + i * count;
-        if (rows[i].temperature <= 0.0f) {
-          choices[i] = choose_greedily(of_row, count, weight_of_probability);
+        if (rows[i].allowed == nullptr) {
+          choices[i] = choose(of_row, count, rows[i], weight_of_probability, rooms);
           continue;
         }
-        law.resize(count), perturbed.resize(count);
-        choices[i] = choose_sampled(of_row, count, rows[i], weight_of_probability, law.data(),
-                                    perturbed.data());
+        rooms.allowed.resize(count);
+        write_allowed(of_row, count, rows[i].allowed, rooms.allowed.data());
+        const float* allowed = rooms.allowed.data();
+        choices[i] = choose(allowed, count, rows[i], weight_of_probability, rooms);
       }
     }
   });
   return choices;
 }
 
-// scores [num_rows, count] -> tokens [num_rows], confidences [num_rows]
+// The bits of a mask; null without one.
+const uint8_t* bits_of(const std::optional<at::Tensor>& mask, int64_t count) {
+  if (!mask.has_value()) return nullptr;
+  TORCH_CHECK(mask->scalar_type() == at::kByte && mask->is_contiguous() && mask->dim() == 1 &&
+                  mask->numel() * 8 >= count,
+              "a bit for each score");
+  return mask->const_data_ptr<uint8_t>();
+}
+
+// scores [num_rows, count], masks [ceil(count / 8)] each -> tokens [num_rows], confidences [num_rows]
 std::tuple<std::vector<int64_t>, std::vector<double>> sample(
     const at::Tensor& any_scores, at::ArrayRef<double> temperatures, at::IntArrayRef seeds,
-    at::IntArrayRef positions, std::optional<double> weight_of_probability) {
+    at::IntArrayRef positions, const c10::List<std::optional<at::Tensor>>& masks,
+    std::optional<double> weight_of_probability) {
   TORCH_CHECK(any_scores.dim() == 2 && any_scores.size(1) > 0, "rows of scores");
   const size_t num_rows = any_scores.size(0);
   TORCH_CHECK(temperatures.size() == num_rows && seeds.size() == num_rows &&
-                  positions.size() == num_rows,
-              "a temperature, a seed and a position for each row");
+                  positions.size() == num_rows && masks.size() == num_rows,
+              "a temperature, a seed, a position and perhaps a mask for each row");
   std::vector<Row> rows;
   rows.reserve(num_rows);
   for (size_t i = 0; i < num_rows; ++i) {
-    rows.push_back({static_cast<float>(temperatures[i]), noise_keys(seeds[i], positions[i])});
+    const std::optional<at::Tensor> mask = masks[i];
+    rows.push_back({static_cast<float>(temperatures[i]), noise_keys(seeds[i], positions[i]),
+                    bits_of(mask, any_scores.size(1))});
   }
   const at::Tensor scores = any_scores.contiguous();
   std::vector<Choice> choices;
@@ -174,7 +219,7 @@ std::tuple<std::vector<int64_t>, std::vector<double>> sample(
 TORCH_LIBRARY_FRAGMENT(tandem, m) {
   m.def(
       "sample(Tensor scores, float[] temperatures, int[] seeds, int[] positions, "
-      "float? weight_of_probability) -> (int[], float[])");
+      "Tensor?[] masks, float? weight_of_probability) -> (int[], float[])");
 }
 
 TORCH_LIBRARY_IMPL(tandem, CPU, m) { m.impl("sample", sample); }
