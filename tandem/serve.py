@@ -4,10 +4,12 @@ import logging
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from deployments.preflight import Preflight, check_start
 from tandem.announcement import before_start, ready
 from tandem.console import Console, WorkerLog
+from tandem.forced_end import ended_by_force
 from tandem.options import options_help, parse_words, wants_help
 from tandem.server import Server
 from tandem.signals import Stopped, stopped_by_signals
@@ -45,10 +47,20 @@ def _serve(checked: Preflight, console: Console) -> int:
         console.say(line)
     log = WorkerLog(console)
     server = Server(checked.args, log)
+    forced = ended_by_force(lambda: server.is_stopping) if server.owns_ray else nullcontext()
+    with forced:
+        _run(server, log, console)
+    raise TandemError(
+        "Ray has ended, and the server with it; /tmp/ray/session_latest/logs says why"
+    )
+
+
+def _run(server: Server, log: WorkerLog, console: Console) -> None:
+    """Start the server, and return when Ray has ended."""
     try:
         _start(server, log)
         assert server.target is not None
-        for line in ready(checked.args, server.target, server.start_s, server.metrics_address()):
+        for line in ready(server.args, server.target, server.start_s, server.metrics_address()):
             console.say(line)
         log.release()
         _watch(server, console)
@@ -58,9 +70,6 @@ def _serve(checked: Preflight, console: Console) -> int:
     finally:
         log.silence()
         server.stop()
-    raise TandemError(
-        "Ray has ended, and the server with it; /tmp/ray/session_latest/logs says why"
-    )
 
 
 def _start(server: Server, log: WorkerLog) -> None:

@@ -32,9 +32,11 @@ class Server:
     """Runs the app on a Ray of its own, or on the cluster that it finds."""
 
     def __init__(self, args: AppArgs, log: WorkerLog) -> None:
-        self._args = args
+        self.args = args
         self._log = log
-        self._owns_ray = starts_ray()
+        self.owns_ray = starts_ray()
+        """Whether Ray's processes are of this one."""
+        self.is_stopping = False
         self._owns_serve = True
         self._processes: set[psutil.Process] = set()
         """Processes that belong to our Ray, whoever started them there."""
@@ -50,9 +52,9 @@ class Server:
         signals.listen()  # Ray has set its own handlers
         dispatcher.remove_handler("ray_print_logs")
         dispatcher.add_handler("tandem", self._log.receive)
-        self._owns_serve = self._owns_ray or not ray_serve.status().proxies
-        start_serve(self._args)
-        target = ray_serve.RunTarget(build(self._args), name=APP)
+        self._owns_serve = self.owns_ray or not ray_serve.status().proxies
+        start_serve(self.args)
+        target = ray_serve.RunTarget(build(self.args), name=APP)
         ray_serve.run_many([target], wait_for_applications_running=False)
         self._wait_until_running()
         self.target = self._ask("TargetGroup", "info")
@@ -77,7 +79,7 @@ class Server:
 
         Of workers that do not answer, as they are being replaced, it is not known yet.
         """
-        kinds = ["TargetGroup"] if self._args.draft_model is None else ["TargetGroup", "DraftPool"]
+        kinds = ["TargetGroup"] if self.args.draft_model is None else ["TargetGroup", "DraftPool"]
         try:
             return any(self._ask(kind, "status").is_compiling for kind in kinds)
         except (RayError, RayServeException, TimeoutError):
@@ -105,18 +107,19 @@ class Server:
         """Whether the Ray that this process has started still runs."""
         children = psutil.Process().children()
         self._processes.update(psutil.Process().children(recursive=True))
-        return not self._owns_ray or any(child.name() == "raylet" for child in children)
+        return not self.owns_ray or any(child.name() == "raylet" for child in children)
 
     def stop(self) -> None:
         """End what was started; on a cluster of others, the app alone ends."""
+        self.is_stopping = True
         signals.ignore()
         if not ray.is_initialized():
             return
-        if not self._owns_ray:
+        if not self.owns_ray:
             self._leave()
         self.is_alive()  # notes the processes
         ray.shutdown()
-        if self._owns_ray:
+        if self.owns_ray:
             # the id of one that ended long ago may be that of a thread by now
             running = [process for process in self._processes if process.is_running()]
             _, alive = psutil.wait_procs(running, timeout=END_TIMEOUT_S)

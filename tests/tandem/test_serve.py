@@ -73,7 +73,7 @@ def test_the_id_of_a_process_that_ended_may_be_a_thread_s(monkeypatch: pytest.Mo
     gone = Mock(**{"is_running.return_value": False, "wait.side_effect": FileNotFoundError})
     alive = subprocess.Popen(["sleep", "100"])
     server._processes = {gone, psutil.Process(alive.pid)}
-    server._owns_ray = True
+    server.owns_ray = True
     monkeypatch.setattr(server, "is_alive", lambda: True)  # it would note this process's own Ray
     monkeypatch.setattr("tandem.server.END_TIMEOUT_S", 0.1)
     monkeypatch.setattr("tandem.server.ray", Mock())
