@@ -70,7 +70,7 @@ class _Limits:
                     resource.setrlimit(limit, (most, hard))
 
     def told(self, exit_code: int) -> str | None:
-        """What a trial with such an end has met, in words; None where it was neither."""
+        """What a trial with such an end has met, in words; None where it was lost."""
         match exit_code:
             case code if code == -signal.SIGPROF:
                 return f"compiling it takes more than {self.computing_s:g} s"
@@ -78,6 +78,8 @@ class _Limits:
                 return f"compiling it takes more than {self.memory_mb} MiB"
             case code if code in (-signal.SIGSEGV, -signal.SIGBUS):
                 return "its rules are nested too deeply"
+            case code if code == FAILED:
+                return "the library fails at it"
             case _:
                 return None
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes import byte_tokenizer
 from tests.grammars import END_TOKEN, TEXTS, VOCAB_SIZE, allowed_tokens
+from workers import grammar_trials
 from workers.errors import InvalidRequestError, TandemError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
@@ -151,6 +152,15 @@ def test_a_trial_that_was_killed_is_tried_again(generation: int) -> None:
         sorted(forks, key=lambda fork: fork.pid)[generation].kill()
         with pytest.raises(InvalidRequestError, match="takes more than 1 s"):
             endless.result()
+
+
+def test_a_grammar_at_which_the_library_breaks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a panic, which is no Exception in Python."""
+    fails = "from workers.grammar_library import GrammarLibrary\nGrammarLibrary.compile = exit\n"
+    start, serve = grammar_trials.PROGRAM.split("serve(")
+    monkeypatch.setattr(grammar_trials, "PROGRAM", f"{start}\n{fails}serve({serve}")
+    with pytest.raises(InvalidRequestError, match="the library fails at it; make it simpler"):
+        trials().run(GOOD)
 
 
 def test_a_process_that_hangs_is_replaced() -> None:
