@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -40,9 +40,12 @@ def ended_by_force(
             return
         if is_heard() and has_left.wait(ended_s):
             return
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-        os._exit(128 + number)
+        try:
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):  # it has ended meanwhile
+                    child.kill()
+        finally:
+            os._exit(128 + number)
 
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=wait, name="forced end", daemon=True).start()

@@ -51,7 +51,8 @@ def _serve(checked: Preflight, console: Console) -> int:
     with forced:
         _run(server, log, console)
     raise TandemError(
-        "Ray has ended, and the server with it; /tmp/ray/session_latest/logs says why"
+        "Ray has ended, and the server with it; session_latest/logs in Ray's folder (/tmp/ray, or "
+        "ray in RAY_TMPDIR) says why"
     )
 
 

@@ -86,7 +86,6 @@ class GrammarLibrary:
             initial_lexer_fuel=LEXER_FUEL,
             step_lexer_fuel=LEXER_FUEL,
             step_max_items=STEP_MAX_ITEMS,
-            max_items_in_row=STEP_MAX_ITEMS,  # an object has some for each property it may have
             max_lexer_states=MAX_SOURCE_LEN,  # a list of texts needs one for each character
             verbose_errors=False,
         )

@@ -271,6 +271,15 @@ def test_a_grammar_that_runs_into_a_limit_says_so(
         follow()
 
 
+def test_a_mask_that_would_take_long_is_refused(compiler: GrammarCompiler) -> None:
+    """The time of a mask is quadratic in the rules that may come next."""
+    rules = "".join(f'x{i}: "a" | "b"\n' for i in range(600))
+    optional = " ".join(f"x{i}?" for i in range(600))
+    matcher = compiler.matcher(Grammar.lark(f"start: {optional}\n{rules}"))
+    with pytest.raises(InvalidRequestError, match="Current row has"):
+        matcher.push(*ids("a"))
+
+
 def test_the_vocabulary_is_read_once_and_may_be_read_before() -> None:
     num_read = 0
 
