@@ -53,8 +53,7 @@ ADVICE: Mapping[str, str] = {
 
 def hint_of_option(name: str, known: Iterable[str]) -> str:
     """What to write in place of an option that is not known."""
-    name = name.lower()
-    near = NAMES.get(name) or nearest(name, known)
-    if name in ADVICE:
-        return ADVICE[name]
+    if (advice := ADVICE.get(name.lower())) is not None:
+        return advice
+    near = nearest(name, known, elsewhere=NAMES)
     return f"did you mean {near!r}?" if near else "`tandem serve --help` lists all"

@@ -21,32 +21,6 @@ _WORDS = {
 NO_NAMES: Mapping[str, str] = {}
 
 
-def refuse_unknown(
-    given: Iterable[object],
-    known: Iterable[str],
-    *,
-    what: str,
-    hint_of: Callable[[str, Iterable[str]], str] | None = None,
-) -> None:
-    """Raise ValueError for a name that is not known, with what to write in its place.
-
-    Args:
-        what: the names are of, in one word.
-        hint_of: what is said of a name, given those that are known; by default the nearest of
-            them, or all.
-    """
-    names = sorted(known)
-    for name in given:
-        if name not in names:
-            hint = (hint_of or _near_or_all)(str(name), names)
-            raise ValueError(f"there is no {what} {str(name)!r}; {hint}")
-
-
-def _near_or_all(name: str, known: Iterable[str]) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
-
-
 def nearest(
     name: str, known: Iterable[str], *, elsewhere: Mapping[str, str] = NO_NAMES
 ) -> str | None:
@@ -58,6 +32,32 @@ def nearest(
     name = name.lower()
     near = difflib.get_close_matches(name, list(known), n=1)
     return elsewhere.get(name) or (near[0] if near else None)
+
+
+def near_or_all(name: str, known: Iterable[str]) -> str:
+    """What to write in place of a name that is not known: the nearest one, or any of them."""
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+
+
+def refuse_unknown(
+    given: Iterable[object],
+    known: Iterable[str],
+    *,
+    what: str,
+    hint_of: Callable[[str, Iterable[str]], str] = near_or_all,
+) -> None:
+    """Raise ValueError for a name that is not known, with what to write in its place.
+
+    Args:
+        what: the names are of, in one word.
+        hint_of: what is said of a name, given those that are known; by default the nearest of
+            them, or all.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            raise ValueError(f"there is no {what} {str(name)!r}; {hint_of(str(name), names)}")
 
 
 def option_sentence(errors: Sequence[Any]) -> str:

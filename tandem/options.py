@@ -58,7 +58,7 @@ def _advice(name: str, following: str) -> str:
     fields = AppArgs.model_fields
     if name in ADVICE:
         return ADVICE[name]
-    known = NAMES.get(name) or nearest(name, fields) or name
+    known = nearest(name, fields, elsewhere=NAMES) or name
     is_value = following and not following.startswith("--") and "=" not in following
     is_switch = known in fields and fields[known].annotation in (bool, Switch)
     otherwise = "on" if is_switch else "<its value>"

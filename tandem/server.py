@@ -37,6 +37,7 @@ class Server:
         self.owns_ray = starts_ray()
         """Whether Ray's processes are of this one."""
         self.is_stopping = False
+        """Whether `stop` has begun."""
         self._owns_serve = True
         self._processes: set[psutil.Process] = set()
         """Processes that belong to our Ray, whoever started them there."""

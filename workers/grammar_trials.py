@@ -71,17 +71,16 @@ class _Limits:
 
     def told(self, exit_code: int) -> str | None:
         """What a trial with such an end has met, in words; None where it was lost."""
-        match exit_code:
-            case code if code == -signal.SIGPROF:
-                return f"compiling it takes more than {self.computing_s:g} s"
-            case code if code in (OUT_OF_MEMORY, -signal.SIGABRT):
-                return f"compiling it takes more than {self.memory_mb} MiB"
-            case code if code in (-signal.SIGSEGV, -signal.SIGBUS):
-                return "its rules are nested too deeply"
-            case code if code == FAILED:
-                return "the library fails at it"
-            case _:
-                return None
+        memory = f"compiling it takes more than {self.memory_mb} MiB"
+        depth = "its rules are nested too deeply"
+        return {
+            -signal.SIGPROF: f"compiling it takes more than {self.computing_s:g} s",
+            -signal.SIGABRT: memory,  # where the library gets no more
+            OUT_OF_MEMORY: memory,
+            -signal.SIGSEGV: depth,
+            -signal.SIGBUS: depth,
+            FAILED: "the library fails at it",
+        }.get(exit_code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,6 +204,15 @@ def test_main_memory_that_is_too_small(llamas: dict[str, object]) -> None:
     )
 
 
+def test_a_process_takes_memory_beside_its_weights() -> None:
+    sentence = problem({"drafter": "none"}, {**LAPTOP, "memory_gib": 0.2})
+    assert re.match(
+        r"one rank of the target needs [\d.]+ MiB of weights, 512.0 MiB for its process, and a "
+        r"node of laptop has 204.8 MiB; ",
+        sentence,
+    )
+
+
 def test_no_node_has_memory_left() -> None:
     args = {"num_draft_replicas": 3, "kv_cache_gib": 0.1}
     sentence = problem(args, {**LAPTOP, "memory_gib": 1.5})

@@ -11,7 +11,10 @@ from workers.sampling import NO_TOKEN, gumbel_noise, sample, sample_with_confide
 
 
 def draw_mask(vocab_size: int) -> Tensor:
-    """Of three tokens in four, some runs of eight among them that are all or none."""
+    """A random mask that allows about two tokens in three; some bytes of it allow all or none.
+
+    # [ceil(vocab / 8)] uint8
+    """
     bits = torch.randint(256, (-(-vocab_size // 8),), dtype=torch.uint8)
     bits |= torch.randint(256, bits.shape, dtype=torch.uint8)
     bits[torch.rand(bits.shape) < 0.2] = 0
