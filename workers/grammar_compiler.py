@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workers.errors import InvalidRequestError
 from workers.grammar import Grammar
@@ -14,6 +14,8 @@ from workers.grammar_trials import GrammarTrials
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+T = TypeVar("T")
 
 MAX_COMPILED = 32
 """The most grammars that are kept compiled."""
@@ -73,6 +75,10 @@ class GrammarCompiler:
         if is_new:
             future.add_done_callback(lambda future: self._forget_if_lost(grammar, future))
         return future
+
+    def submit(self, work: "Callable[[], T]") -> "Future[T]":
+        """Have something else done in one of the threads."""
+        return self._threads.submit(work)
 
     def has_begun(self, grammar: Grammar) -> bool:
         """Whether a grammar is compiled, or being compiled."""

@@ -24,8 +24,8 @@ MAX_DEPTH = 64
 LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
 """The library's limits of the work before the first mask and of each, some tens of ms and 12 ms at
-the most that was seen: less than its own, as other sequences wait meanwhile. Ordinary grammars use
-a hundredth."""
+the most that was seen: less than its own, as other sequences wait for the first. Ordinary grammars
+use a hundredth."""
 NO_BYTES = "this model has no tokenizer that says the bytes of its tokens"
 
 

@@ -8,6 +8,8 @@ and taken back by the next step as far as other tokens were committed.
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
@@ -32,6 +34,15 @@ class GrammarText(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ahead:
+    """A mask that is made in a thread before a step needs it."""
+
+    output: Sequence[int]
+    mask: "Future[Tensor]"
+    """What may follow the output.  # [ceil(vocab / 8)] uint8"""
+
+
 class GrammarMasks:
     """The masks of a worker's sequences."""
 
@@ -40,9 +51,11 @@ class GrammarMasks:
         self._compiling: WeakKeyDictionary[GrammarText, Future[LLMatcher]] = WeakKeyDictionary()
         """Kept for each sequence: the compiler forgets grammars where there are many."""
         self._matchers: WeakKeyDictionary[GrammarText, OutputMatcher] = WeakKeyDictionary()
+        self._ahead: WeakKeyDictionary[GrammarText, _Ahead] = WeakKeyDictionary()
+        """The newest mask of each sequence whose masks are slow."""
         self.on_ready: Callable[[], object] = lambda: None
-        """Called when a grammar is compiled that was not ready when it was asked for; in a thread
-        of the compiler's."""
+        """Called when a grammar is compiled, or a mask made, that was not ready when it was asked
+        for; in a thread of the compiler's."""
 
     def __len__(self) -> int:
         """Sequences whose match is kept."""
@@ -55,7 +68,7 @@ class GrammarMasks:
     def is_ready(
         self, sequence: GrammarText, grammar: Grammar | None, *, is_shared: bool = True
     ) -> bool:
-        """Whether masks can be had at once, or it is known why not; else they will be.
+        """Whether the grammar is compiled, or it is known why not; else it will be.
 
         A grammar that is not shared is compiled for this sequence alone.
         """
@@ -63,9 +76,27 @@ class GrammarMasks:
             return True
         return self._compiled(sequence, grammar, is_shared=is_shared).done()
 
+    def is_slow(self, sequence: GrammarText) -> bool:
+        """Whether each mask of the sequence takes so long that others should not wait for it."""
+        matcher = self._matchers.get(sequence)
+        return matcher is not None and matcher.is_slow
+
+    def has_next(self, sequence: GrammarText, output: Sequence[int]) -> bool:
+        """Whether what may follow the output of a slow sequence can be had at once.
+
+        Else it will be: it is made in a thread, while steps serve others.
+        """
+        ahead = self._ahead.get(sequence)
+        if ahead is None or (ahead.output != output and ahead.mask.done()):
+            making = self._compiler.submit(partial(_next, self._matchers[sequence], output))
+            ahead = self._ahead[sequence] = _Ahead(output=output, mask=making)
+            ahead.mask.add_done_callback(lambda _: self.on_ready())
+        return ahead.mask.done()
+
     def wait(self, sequence: GrammarText, grammar: Grammar) -> None:
-        """Wait until a sequence's masks can be had, as `is_ready` tells."""
-        futures.wait([self._compiled(sequence, grammar)])
+        """Wait until a sequence's next mask can be had, as `is_ready` and `has_next` tell."""
+        ahead = self._ahead.get(sequence)
+        futures.wait([self._compiled(sequence, grammar) if ahead is None else ahead.mask])
 
     def _compiled(
         self, sequence: GrammarText, grammar: Grammar, *, is_shared: bool = True
@@ -100,23 +131,32 @@ class GrammarMasks:
         num_committed = len(output) - num_drafts
         matcher = self._matcher_of(sequence, grammar)
         try:
-            if not matcher.move_to(output[:num_committed]):
-                # the library itself has allowed it, as some rules of special tokens bring it to
-                raise matcher.stuck("it does not take the text so far, or a limit is reached")
-            masks[0] = first = _mask(matcher)
+            masks[0] = first = self._first(sequence, matcher, output[:num_committed])
         except GrammarStuckError:
             del self._matchers[sequence]
             raise
-        for index, draft in enumerate(output[num_committed:], start=1):
-            try:
-                if not matcher.push(draft):
+        with matcher.timed():
+            for index, draft in enumerate(output[num_committed:], start=1):
+                try:
+                    if not matcher.push(draft):
+                        break
+                    masks[index] = _mask(matcher)
+                except GrammarStuckError:  # the sequence's end only if it comes there
+                    del self._matchers[sequence]
+                    masks[index] = torch.zeros_like(first)
                     break
-                masks[index] = _mask(matcher)
-            except GrammarStuckError:  # the sequence's end only if it comes there
-                del self._matchers[sequence]
-                masks[index] = torch.zeros_like(first)
-                break
         return masks
+
+    def _first(
+        self, sequence: GrammarText, matcher: OutputMatcher, output: Sequence[int]
+    ) -> Tensor:
+        """What may follow the committed output, where the matcher is then."""
+        ahead = self._ahead.pop(sequence, None)
+        if ahead is not None:
+            futures.wait([ahead.mask])  # no two threads use a matcher at a time
+            if ahead.output == output:
+                return ahead.mask.result()
+        return _next(matcher, output)
 
     def _matcher_of(self, sequence: GrammarText, grammar: Grammar) -> OutputMatcher:
         matcher = self._matchers.get(sequence)
@@ -124,6 +164,18 @@ class GrammarMasks:
             matcher = self._compiler.follow(self._compiled(sequence, grammar).result())
             self._matchers[sequence] = matcher
         return matcher
+
+
+def _next(matcher: OutputMatcher, output: Sequence[int]) -> Tensor:
+    """What may follow an output; raises GrammarStuckError where that cannot be told.
+
+    # [ceil(vocab / 8)] uint8
+    """
+    with matcher.timed():
+        if not matcher.move_to(output):
+            # the library itself has allowed it, as some rules of special tokens bring it to
+            raise matcher.stuck("it does not take the text so far, or a limit is reached")
+        return _mask(matcher)
 
 
 def _mask(matcher: OutputMatcher) -> Tensor:

@@ -1,6 +1,8 @@
 """How far the output of one sequence has come in its grammar, and what may come next."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from workers.errors import GrammarStuckError
@@ -12,6 +14,8 @@ SPECIAL_TOKEN_MARK = b"\xff"
 """What the library writes before a special token that a grammar names, in place of its text."""
 NAMED_REASONS = {"NoExtension": "no text fits it", "NoExtensionBias": "no text fits it"}
 """What the library's bare names for its reasons mean."""
+SLOW_S = 0.001
+"""Seconds of computing for each mask of an output, from which on its masks are slow."""
 
 
 class OutputMatcher:
@@ -25,13 +29,18 @@ class OutputMatcher:
         vocab_size: int,
         end_tokens: Sequence[int],
         on_failure: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`matcher` is at its start, goes by `vocabulary`, and belongs to this object from now on.
 
         `end_tokens` are what may follow where the grammar accepts; the library is not told of them.
-        `on_failure` is told when the matcher is stuck.
+        `on_failure` is told when the matcher is stuck. `clock` is of the time that a thread
+        computes, in seconds.
         """
         self._on_failure = on_failure
+        self._clock = clock
+        self._computed_s = 0.0
+        self._num_masks = 0
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._num_bytes = -(-vocab_size // 8)
@@ -40,6 +49,20 @@ class OutputMatcher:
         """The tokens that were matched, and the end tokens behind them."""
         self._num_matched = 0
         """The number of tokens that were matched, without those end tokens."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks take so long, on average, that others should not wait for them."""
+        return self._computed_s > SLOW_S * self._num_masks
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what is computed within as the time of the masks that are made there."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._computed_s += self._clock() - began
 
     def move_to(self, output: Sequence[int]) -> bool:
         """Go back and forth to where exactly `output` is matched; returns whether it could be."""
@@ -72,6 +95,7 @@ class OutputMatcher:
         library has met a limit; the matcher is of no use any more then.
         """
         has_ended = len(self._tokens) > self._num_matched
+        self._num_masks += 1
         mask = b"" if has_ended else self._matcher.compute_bitmask()
         self._check()
         bits = bytearray(self._spelt_out(mask)[: self._num_bytes].ljust(self._num_bytes, b"\0"))

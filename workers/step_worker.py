@@ -56,8 +56,6 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
     """What requests are answered with."""
     timed_sizes: Sequence[Size]
     """The steps that its table of times has, most important first."""
-    waits_for_grammars = True
-    """Whether no token is decided before the request's grammar is compiled."""
 
     def __init__(
         self,
@@ -244,10 +242,9 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
         has_waited = self._backlog.discard(seq_id)
         return [self.unanswered(seq_id, is_released=True)] if has_waited else []
 
-    def _is_held(self, item: WorkItem[RequestT]) -> bool:
+    def _is_held(self, item: WorkItem[RequestT]) -> bool:  # noqa: ARG002
         """Whether the newest of the item's tokens waits for its grammar: no step does."""
-        grammar = item.request.sampling.grammar
-        return self.waits_for_grammars and not self._grammars.is_ready(item.sequence, grammar)
+        return False
 
     def _wait_for_grammar(self) -> bool:
         """Wait until an item that is held can go on; returns whether there was any."""

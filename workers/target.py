@@ -224,11 +224,14 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
 
     def _is_held(self, item: WorkItem[VerifyRequest]) -> bool:
         """See StepWorker."""
-        return not self._grammars.is_ready(
-            item.sequence,
-            item.request.sampling.grammar,
-            is_shared=item.sequence.seq_id not in self._begun_again,
-        )
+        request, sequence = item.request, item.sequence
+        if request.sampling.grammar is None:
+            return False
+        is_shared = sequence.seq_id not in self._begun_again
+        if not self._grammars.is_ready(sequence, request.sampling.grammar, is_shared=is_shared):
+            return True
+        is_slow = self._grammars.is_slow(sequence)
+        return is_slow and not self._grammars.has_next(sequence, item.output)
 
     def release(self, seq_ids: Iterable[str]) -> list[VerifyResult]:
         """See StepWorker."""
@@ -260,6 +263,7 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
             tokens=verdict.tokens,
             num_accepted=verdict.num_accepted,
             num_tested=verdict.num_tested,
+            has_slow_masks=self._grammars.is_slow(sequence),
             logprobs=logprobs,
             prompt_logprobs=tuple(run.item.prompt_logprobs),
         )

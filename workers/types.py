@@ -247,6 +247,8 @@ class VerifyResult(WorkResult):
     """Drafts the target agreed with, without the extra token."""
     num_tested: int = 0
     """Drafts compared with the target's own token: the accepted ones and the first rejected."""
+    has_slow_masks: bool = False
+    """Whether the sequence's grammar takes long over each mask: others should not wait for it."""
     next_drafts: DraftTokens = NO_DRAFTS
     """At most `next_k` drafts that follow `tokens`."""
     drafting_s: float = 0.0

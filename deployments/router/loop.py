@@ -1,9 +1,9 @@
 """The round loop: draft, verify, commit, for all live sequences at once.
 
 Every sequence is either waiting or in one round. Sequences that share a target replica go through
-rounds together, one round at a time, so that one verify call carries them all; a sequence whose
+rounds together, one round at a time, so that one verify call carries them all. A sequence whose
 cache is missing (a new one, or one whose target was lost) has a round of its own, so that a long
-prefill never holds up the others.
+prefill never holds up the others, and so has one whose grammar takes long over each mask.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class RoundLoop:
             target = live.sequence.target
             num_missing = len(live.sequence.tokens) - target.cached_len
             is_uncached = target.replica_id is None or target.cached_len == 0
-            if is_uncached or is_prefill_len(num_missing):
+            if is_uncached or is_prefill_len(num_missing) or live.sequence.has_slow_masks:
                 self._start_own_round(live)
             elif target.replica_id in self._busy_targets:
                 waiting.append(live.sequence)

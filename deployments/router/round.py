@@ -107,7 +107,9 @@ def record_round(
 ) -> RoundRecord:
     """What a round did; its times are left out for the policies where they are not clean."""
     is_prefilled = any(map(is_prefill, batch))
-    is_alone = reply.num_steps == 1 and not (is_prefilled or is_beside_prompts or is_overlapped)
+    has_waited = any(result.has_slow_masks for result in reply.results)
+    is_clean = not (is_prefilled or is_beside_prompts or is_overlapped or has_waited)
+    is_alone = reply.num_steps == 1 and is_clean
     num_own = sum(len(request.new_tokens) + len(request.draft_tokens) for request in batch)
     ahead_s = max((result.drafting_s for result in reply.results), default=0.0)
     times = RoundTimes(

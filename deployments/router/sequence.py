@@ -201,6 +201,9 @@ class Sequence:
         """The part of `counts` that is drafts of the client's prediction."""
         self.suspicion = Suspicion()
         """Whether the sequence ends the workers that run it."""
+        self.has_slow_masks = False
+        """Whether the target had better be asked for it alone and without drafts: see
+        VerifyResult."""
         self.is_cancelled = False
         self.finish_reason: FinishReason | None = None
         self.error: TandemError | None = None
@@ -280,6 +283,7 @@ class Sequence:
         if result.is_released or self.is_done:
             return 0
         self.target.cached_len = len(self.tokens) + result.num_accepted
+        self.has_slow_masks = result.has_slow_masks
         shown = self.params.shown_prompt if self.num_output_tokens == 0 else None
         prompt = () if shown is None else shown.records(self.prompt_logprobs)
         records: list[TokenRecord] = []

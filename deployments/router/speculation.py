@@ -207,12 +207,13 @@ class Speculation:
         await self._chain.close()
 
     def _turn_of(self, sequence: LiveSequence) -> Turn:
-        """A round commits one token more than it accepts, so the last one needs no draft."""
+        """A round commits one token more than it accepts, so the last one needs no draft. There
+        is none where masks are slow, as each draft would need a mask too."""
         room = self._policies.max_model_len - len(sequence.tokens)
         own = sequence.params.max_gamma
         limit = self._policies.max_gamma if own is None else min(own, self._policies.max_gamma)
         most = min(limit, sequence.num_remaining - 1, room)
-        return self._chain.turn_of(sequence, most)
+        return self._chain.turn_of(sequence, 0 if sequence.has_slow_masks else most)
 
     def _take_turns(
         self, turns: Sequence[Turn], decision: Decision

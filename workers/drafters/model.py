@@ -79,7 +79,6 @@ class ModelDrafter(StepWorker[ProposeRequest, ProposeResult]):
 
     result_type = ProposeResult
     timed_sizes = DRAFT_SIZES
-    waits_for_grammars = False  # the target knows them
 
     def __init__(
         self, model: Model, cache: CacheOptions | None = None, *, max_batched_tokens: int = 512

@@ -27,6 +27,8 @@ from tests.deployments.loops import (
 from tests.fakes import CharacterTokenizer, LocalWorkers, ScriptedDrafter
 from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError, TargetUnavailableError
+from workers.grammar_masks import GrammarMasks
+from workers.kv_cache import CachedSequence
 
 
 class TestDrafters:
@@ -192,6 +194,31 @@ async def test_the_next_round_is_sent_before_texts_are_handed_out(models: Models
             await deltas.get()
             num_sent.append(len(targets.calls))
     assert num_sent[4] > 5
+
+
+async def test_a_sequence_with_slow_masks_has_rounds_of_its_own(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target makes others wait for none of its masks, and needs one of each for no drafts."""
+    params = [make_params(seed) for seed in range(3)]
+    async with running_loop(models, gamma=0) as (loop, _, _):
+        plain = await run_all(loop, params, concurrency=1)
+
+    def is_slow(_: GrammarMasks, sequence: CachedSequence) -> bool:
+        return sequence.seq_id == "s1"
+
+    monkeypatch.setattr(GrammarMasks, "is_slow", is_slow)
+    async with running_loop(models, drafts=model_drafts(models)) as (loop, targets, observer):
+        streams = await run_all(loop, params, concurrency=3)
+        rounds = [[request.seq_id for request in batch] for batch in targets.calls]
+        requests = [request for batch in targets.calls for request in batch]
+    assert [stream.token_ids for stream in streams] == [stream.token_ids for stream in plain]
+    assert all(len(members) == 1 for members in rounds if "s1" in members)
+    assert any(len(members) == 2 for members in rounds)
+    assert {request.seq_id for request in requests if request.draft_tokens} == {"s0", "s2"}
+    alone = [record for record in observer.records if not record.outcomes]
+    assert len(alone) >= NUM_TOKENS
+    assert not any(record.verify_s for record in alone)
 
 
 class TestEnds:

@@ -1,0 +1,187 @@
+"""Masks that take long are made in a thread: they hold up their own sequence and no other."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.grammars import PERSON, save_grammar_model
+from tests.workers.decoding import CACHE, generate, knowing_drafts
+from tests.workers.test_grammar import ids, make_compiler
+from tests.workers.test_waiting_for_grammars import PROMPT, verify_request
+from workers import grammar_masks, grammar_matcher
+from workers.grammar import Grammar
+from workers.grammar_masks import GrammarMasks
+from workers.grammar_matcher import OutputMatcher
+from workers.model import Model, load_model
+from workers.target import Target
+from workers.types import SamplingParams, VerifyRequest
+
+NUM_TOKENS = 40
+SCHEMA = SamplingParams(temperature=1.0, grammar=Grammar.json_schema(PERSON))
+DIGITS = SamplingParams(temperature=1.0, grammar=Grammar.regex("[0-9]+"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(save_grammar_model(tmp_path_factory.mktemp("m")), dtype="float32")
+
+
+@pytest.fixture
+def always_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any mask counts as slow."""
+    monkeypatch.setattr(grammar_matcher, "SLOW_S", 0.0)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No thread makes a mask before it is set; steps do."""
+    gate = threading.Event()
+    next_ = grammar_masks._next
+
+    def wait(matcher: OutputMatcher, output: Sequence[int]) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            assert gate.wait(timeout=30)
+        return next_(matcher, output)
+
+    monkeypatch.setattr(grammar_masks, "_next", wait)
+    yield gate
+    gate.set()
+
+
+def next_request(request: VerifyRequest, tokens: Sequence[int]) -> VerifyRequest:
+    """The request of the round after, in which these tokens were committed."""
+    cached_len = request.base_len + len(request.new_tokens)
+    return VerifyRequest(
+        seq_id=request.seq_id,
+        base_len=cached_len,
+        new_tokens=tuple(tokens),
+        prompt_len=request.prompt_len,
+        sampling=request.sampling,
+        seed=request.seed,
+    )
+
+
+def truth(model: Model, sampling: SamplingParams) -> list[int]:
+    """The first two tokens behind the prompt."""
+    return generate(Target(model, CACHE), PROMPT, 2, sampling=sampling, seed=3)
+
+
+@pytest.mark.parametrize("wrong_every", [2, 1000])
+def test_texts_do_not_depend_on_where_masks_are_made(
+    model: Model, monkeypatch: pytest.MonkeyPatch, wrong_every: int
+) -> None:
+    expected = generate(Target(model, CACHE), PROMPT, NUM_TOKENS, sampling=SCHEMA)
+    monkeypatch.setattr(grammar_matcher, "SLOW_S", 0.0)
+    drafts = knowing_drafts(expected, len(PROMPT), 4, wrong_every)
+    for more in ({}, {"drafts": drafts}, {"drafts": drafts, "forget_every": 3}):
+        target = Target(model, CACHE)
+        assert generate(target, PROMPT, NUM_TOKENS, sampling=SCHEMA, **more) == expected
+
+
+@pytest.mark.usefixtures("always_slow")
+def test_others_are_served_meanwhile(model: Model, gate: threading.Event) -> None:
+    target = Target(model, CACHE)
+    is_ready = threading.Event()
+    target.on_grammar_ready(is_ready.set)
+    first, other = verify_request("slow", PROMPT, DIGITS), verify_request("other", PROMPT)
+    result, plain = target.verify([first, other])
+    assert (result.has_slow_masks, plain.has_slow_masks) == (True, False)
+    second = next_request(first, result.tokens)
+    target.submit(second)
+    target.submit(next_request(other, plain.tokens))
+    assert [result.seq_id for result in target.step()[0]] == ["other"]
+    assert target.step() == ([], False)
+    is_ready.clear()  # what told that the grammar was compiled
+    gate.set()
+    assert is_ready.wait(timeout=30)
+    ((slow,), _) = target.step()
+    assert [*result.tokens, *slow.tokens] == truth(model, DIGITS)
+
+
+@pytest.mark.usefixtures("always_slow")
+def test_a_mask_of_tokens_that_were_taken_back_is_not_used(
+    model: Model, gate: threading.Event
+) -> None:
+    target = Target(model, CACHE)
+    first = verify_request("s", PROMPT, SCHEMA)
+    (result,) = target.verify([first])
+    target.submit(next_request(first, (40, 41)))  # which the grammar forbids
+    target.step()
+    target.submit(next_request(first, result.tokens))
+    assert target.step() == ([], False)
+    gate.set()
+    deadline = time.monotonic() + 30
+    while not (answers := target.step()[0]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (second,) = answers
+    assert [*result.tokens, *second.tokens] == truth(model, SCHEMA)
+
+
+@pytest.mark.usefixtures("always_slow")
+def test_a_step_waits_for_a_mask_of_other_tokens(gate: threading.Event) -> None:
+    """No two threads use a match at a time, and what the other one made is of no use."""
+    masks, grammar = GrammarMasks(make_compiler()), Grammar.regex("[0-9]{3}-[0-9]+")
+
+    class Text:
+        tokens: Sequence[int] = ids("12")
+
+    def next_mask(text: Text) -> list[int]:
+        masks.wait(text, grammar)
+        (mask,) = masks.after_each(text, grammar, prompt_len=0, num_drafts=0)
+        assert mask is not None
+        return mask.tolist()
+
+    expected, text = next_mask(Text()), Text()
+    next_mask(text)
+    assert not masks.has_next(text, ids("123"))
+    threading.Timer(0.2, gate.set).start()
+    (mask,) = masks.after_each(text, grammar, prompt_len=0, num_drafts=0)
+    assert gate.is_set()
+    assert mask is not None
+    assert mask.tolist() == expected
+
+
+@pytest.mark.usefixtures("always_slow")
+def test_who_is_stuck_meanwhile_is_told_so(model: Model) -> None:
+    target = Target(model, CACHE)
+    first = verify_request("s", PROMPT, DIGITS)
+    (result,) = target.verify([first])
+    forbidden = next_request(first, (*result.tokens, 40))
+    (again,) = target.verify([forbidden])
+    assert again.needs_tokens_from == 0
+    whole = VerifyRequest(
+        seq_id="s",
+        base_len=0,
+        new_tokens=(*PROMPT, *forbidden.new_tokens),
+        prompt_len=len(PROMPT),
+        sampling=DIGITS,
+        seed=3,
+    )
+    (stuck,) = target.verify([whole])
+    assert stuck.is_refused
+    assert "cannot be followed any further" in stuck.error
+
+
+def test_a_sequence_is_slow_while_its_masks_take_long_on_average() -> None:
+    now = 0.0
+    compiler = make_compiler()
+    compiled = compiler.compile(Grammar.regex("a+")).result()
+    library = compiler._library
+    matcher = OutputMatcher(
+        compiled.deep_copy(),
+        library.load(),
+        vocab_size=library.vocab_size,
+        end_tokens=library.end_tokens,
+        clock=lambda: now,
+    )
+    assert not matcher.is_slow
+    with matcher.timed():
+        matcher.allowed()
+        now += 2.5 * grammar_matcher.SLOW_S
+    assert matcher.is_slow
+    for num_masks in (2, 3):
+        with matcher.timed():
+            matcher.allowed()
+        assert matcher.is_slow == (num_masks < 3)
