@@ -1,7 +1,7 @@
 """What a completion has to match: a grammar as text, in the form that crosses processes."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -31,7 +31,8 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, starts_after: str = "") -> Self:
-        """JSON that is valid by a schema."""
+        """JSON that is valid by a schema; raises RecursionError for one that is nested too deeply,
+        ValueError for one with numbers that JSON has not."""
         return cls(kind="json_schema", source=_dumped(schema), starts_after=starts_after)
 
     def with_spacing(self, pattern: str | None) -> Self:
@@ -70,9 +71,16 @@ class Grammar:
 
     @classmethod
     def tool_calls(cls, calls: ToolCalls, *, starts_after: str = "") -> Self:
-        """Nothing but calls of functions; raises RecursionError as `source` of ToolCalls does."""
+        """Nothing but calls of functions; raises as `source` of ToolCalls does."""
         return cls(kind="tool_calls", source=calls.source(), starts_after=starts_after)
+
+    def functions(self) -> Iterator[tuple[str, Self]]:
+        """The name of each function that it calls, and the grammar of its arguments; none where
+        it is not about calls."""
+        if self.kind == "tool_calls":
+            for call in ToolCalls.of_source(self.source).calls:
+                yield call.function, type(self).json_schema(call.schema)
 
 
 def _dumped(schema: Mapping[str, Any]) -> str:
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

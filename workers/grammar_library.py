@@ -5,6 +5,7 @@ builds what it needs lazily, so compiling is short, and a mask is computed when 
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,8 @@ STEP_MAX_ITEMS = 20_000
 """The library's limits of the work before the first mask and of each, some tens of ms and 12 ms at
 the most that was seen: less than its own, as other sequences wait for the first. Ordinary grammars
 use a hundredth."""
+GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+"""The start of a rule in the form of llama.cpp, which Lark has not."""
 NO_BYTES = "this model has no tokenizer that says the bytes of its tokens"
 
 
@@ -211,7 +214,7 @@ def _tags(grammar: Grammar) -> tuple[str, ...]:
 def _body(grammar: Grammar, names: Mapping[str, str]) -> list[dict[str, Any]]:
     """Entries of the library's list of grammars, of which the first refers to the others."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     match grammar.kind:
         case "json_schema":
@@ -225,7 +228,9 @@ def _body(grammar: Grammar, names: Mapping[str, str]) -> list[dict[str, Any]]:
             texts = " | ".join(lark_string(text) for text in json.loads(grammar.source))
             return [{"lark_grammar": f"start: CHOICE\nCHOICE: {texts}\n"}]
         case "lark":
-            return [{"lark_grammar": any_to_lark(grammar.source)}]
+            is_gbnf = GBNF_RULE.search(grammar.source) is not None
+            rules = gbnf_to_lark(grammar.source) if is_gbnf else grammar.source
+            return [{"lark_grammar": rules}]
         case "tool_calls":
             return ToolCalls.of_source(grammar.source).grammars(names)
 
@@ -235,13 +240,10 @@ def _with_function(vocabulary: "LLTokenizer", grammar: Grammar) -> str | None:
     is."""
     from llguidance import LLMatcher
 
-    if grammar.kind != "tool_calls":
-        return None
-    for call in ToolCalls.of_source(grammar.source).calls:
-        serialized = json.dumps({"grammars": [{"json_schema": call.schema}]})
-        matcher = LLMatcher(vocabulary, serialized, log_level=0)
+    for function, arguments in grammar.functions():
+        matcher = LLMatcher(vocabulary, serialize(arguments, {}), log_level=0)
         if matcher.is_error():
-            return f"the parameters of {call.function!r}: {matcher.get_error()}"
+            return f"the parameters of {function!r}: {matcher.get_error()}"
     return None
 
 

@@ -95,8 +95,9 @@ class GrammarMasks:
 
     def wait(self, sequence: GrammarText, grammar: Grammar) -> None:
         """Wait until a sequence's next mask can be had, as `is_ready` and `has_next` tell."""
-        ahead = self._ahead.get(sequence)
-        futures.wait([self._compiled(sequence, grammar) if ahead is None else ahead.mask])
+        futures.wait([self._compiled(sequence, grammar)])
+        if (ahead := self._ahead.get(sequence)) is not None:
+            futures.wait([ahead.mask])
 
     def _compiled(
         self, sequence: GrammarText, grammar: Grammar, *, is_shared: bool = True

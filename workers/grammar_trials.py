@@ -7,6 +7,7 @@ the vocabulary and forks for each grammar. What the fork can compile, routers an
 """
 
 import json
+import mmap
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,6 +85,41 @@ class _Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """How a trial ended."""
+
+    exit_code: int
+    function: str
+    """The function whose arguments were compiled by themselves then; empty for the whole."""
+
+
+class _Progress:
+    """What a fork compiles, as the process that has made it sees it too."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._memory = mmap.mmap(-1, 2)
+
+    def parts(self) -> Iterator[Grammar]:
+        """The arguments of each function by themselves, so that one can be blamed, and the whole
+        grammar."""
+        for index, (_, arguments) in enumerate(self._grammar.functions(), start=1):
+            self._note(index)
+            yield arguments
+        self._note(0)
+        yield self._grammar
+
+    @property
+    def function(self) -> str:
+        """See _Ending."""
+        index = int.from_bytes(self._memory[:2], "little")
+        return list(self._grammar.functions())[index - 1][0] if index else ""
+
+    def _note(self, index: int) -> None:
+        self._memory[:2] = index.to_bytes(2, "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
     """The process that forks, and the socket by which it is handed a socket for each trial."""
 
@@ -138,13 +174,14 @@ class GrammarTrials:
         self._library.load()
         for _ in range(NUM_TRIES):
             process = self._running()
-            answer = _answer(process.control, grammar, self._answer_timeout_s)
-            if answer == b"0":
-                return
-            if not answer:
+            ending = _ending(process.control, grammar, self._answer_timeout_s)
+            if ending is None:
                 self._forget(process)
-            elif (reason := self._limits.told(int(answer))) is not None:
-                raise refused(f"{reason}; make it simpler")
+            elif ending.exit_code == 0:
+                return
+            elif (reason := self._limits.told(ending.exit_code)) is not None:
+                where = ending.function and f" (at the parameters of {ending.function!r})"
+                raise refused(f"{reason}{where}; make it simpler")
         raise TandemError("grammars cannot be tried now; the server's log says more")
 
     def _running(self) -> _Process:
@@ -181,8 +218,8 @@ def _start(library: GrammarLibrary, limits: _Limits) -> _Process:
     return _Process(process=process, control=control)
 
 
-def _answer(control: socket.socket, grammar: Grammar, timeout_s: float) -> bytes:
-    """The exit code of a new trial of a grammar; nothing where it was lost."""
+def _ending(control: socket.socket, grammar: Grammar, timeout_s: float) -> _Ending | None:
+    """How a new trial of a grammar ended; None where it was lost."""
     ours, theirs = socket.socketpair()
     with ours, suppress(OSError):  # of a process that is gone, or hangs
         ours.settimeout(timeout_s)
@@ -190,8 +227,9 @@ def _answer(control: socket.socket, grammar: Grammar, timeout_s: float) -> bytes
             socket.send_fds(control, [b"t"], [theirs.fileno()])
         ours.sendall(json.dumps(asdict(grammar)).encode())
         ours.shutdown(socket.SHUT_WR)
-        return ours.recv(16)
-    return b""
+        if answer := ours.makefile("rb").read():
+            return _Ending(**json.loads(answer))
+    return None
 
 
 def serve(control_fd: int) -> None:
@@ -217,21 +255,23 @@ def serve(control_fd: int) -> None:
 def _watch(library: GrammarLibrary, limits: _Limits, trial: socket.socket) -> int:
     """Have the grammar that a socket brings compiled by a fork, and tell how that ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    grammar = Grammar(**json.loads(trial.makefile("rb").read()))
+    progress = _Progress(Grammar(**json.loads(trial.makefile("rb").read())))
     fork = os.fork()
     if fork == 0:
-        _in_fork(lambda: _try(library, limits, grammar))
-    _, status = os.waitpid(fork, 0)
-    trial.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+        _in_fork(lambda: _try(library, limits, progress))
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    ending = _Ending(exit_code=exit_code, function=progress.function if exit_code else "")
+    trial.sendall(json.dumps(asdict(ending)).encode())
     return 0
 
 
-def _try(library: GrammarLibrary, limits: _Limits, grammar: Grammar) -> int:
+def _try(library: GrammarLibrary, limits: _Limits, progress: _Progress) -> int:
     """The exit code of a fork, which may end at any time here."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what it says is a client's
     limits.set()
     try:
-        library.compile(grammar)
+        for part in progress.parts():
+            library.compile(part)
     except MemoryError:
         return OUT_OF_MEMORY
     except Exception:  # of a wrong grammar: who compiles it next says what is wrong

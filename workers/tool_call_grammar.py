@@ -44,7 +44,8 @@ class ToolCalls:
         return cls(calls=calls, tags=tuple(fields.pop("tags")), **fields)
 
     def source(self) -> str:
-        """The calls as a text; raises RecursionError for a schema that is nested too deeply."""
+        """The calls as a text; raises RecursionError for a schema that is nested too deeply,
+        ValueError for one with numbers that JSON has not."""
         calls = [
             {
                 "function": call.function,
@@ -62,7 +63,7 @@ class ToolCalls:
             "after": self.after,
             "tags": self.tags,
         }
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
     def grammars(self, names: Mapping[str, str]) -> list[dict[str, Any]]:
         """Entries of the library's list of grammars, the whole first.

@@ -159,6 +159,8 @@ def _json(value: Any) -> Grammar:
         return Grammar.json_schema(value)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        raise ValueError("its numbers must be finite") from None
 
 
 def _regex(value: Any) -> Grammar:

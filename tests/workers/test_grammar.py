@@ -50,8 +50,9 @@ def matches(compiler: GrammarCompiler, grammar: Grammar, text: str) -> bool:
         (GRAMMARS["choice"], ["red", "redder", 'a "quoted" one', "grün\n"], ["re", "redd", "x"]),
         (GRAMMARS["lark"], ["1", "(1+2)+(3)"], ["", "1+", "(1", "1234"]),
         (GRAMMARS["gbnf"], ["yes", "no!", "no?"], ["no", "yes!", "maybe"]),
+        (Grammar.lark('start[max_tokens=9]: "a"'), ["a"], ["", "b"]),
     ],
-    ids=["schema", "object", "regex", "choice", "lark", "gbnf"],
+    ids=["schema", "object", "regex", "choice", "lark", "gbnf", "attributes"],
 )
 def test_a_text_ends_where_its_grammar_accepts_it(
     compiler: GrammarCompiler, grammar: Grammar, right: list[str], wrong: list[str]

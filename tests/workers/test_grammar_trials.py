@@ -1,5 +1,6 @@
 """Trials of grammars: one that compiles without end costs a process, and nothing else."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.grammar_library import GrammarLibrary
 from workers.grammar_trials import GrammarTrials
+from workers.tool_call_grammar import ToolCalls, WrittenCall
 
 ENDLESS = Grammar.json_schema({"type": "integer", "multipleOf": 2_147_483_648})
 GOOD = Grammar.regex("[ab]*")
@@ -120,6 +122,20 @@ def test_rules_deep_within_rules_are_refused_before_they_overflow_a_stack(
     with pytest.raises(InvalidRequestError, match="nested too deeply"):
         shared.run(grammar)
     make_library().compile(grammar)  # a thread has room for it
+
+
+def test_the_function_at_fault_is_named(shared: GrammarTrials) -> None:
+    calls = [
+        WrittenCall(function=name, schema={"type": "object", "properties": {"at": schema}})
+        for name, schema in {
+            "first": {"type": "string"},
+            "second": json.loads(ENDLESS.source),
+            "third": {"type": "string"},
+        }.items()
+    ]
+    with pytest.raises(InvalidRequestError, match=r"\(at the parameters of 'second'\); make"):
+        shared.run(Grammar.tool_calls(ToolCalls(calls=tuple(calls))))
+    shared.run(Grammar.tool_calls(ToolCalls(calls=(calls[0], calls[2]))))
 
 
 def test_others_are_tried_beside_one_without_end(shared: GrammarTrials) -> None:

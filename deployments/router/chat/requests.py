@@ -73,6 +73,10 @@ class ChatRequests:
             raise InvalidRequestError(
                 "tools has a schema that is nested too deeply", field=TOOLS_FIELD
             ) from None
+        except ValueError:
+            raise InvalidRequestError(
+                "tools has a schema with a number that is not finite", field=TOOLS_FIELD
+            ) from None
         sampling = replace(request.sampling, grammar=grammar)
         return replace(request, sampling=sampling, grammar_field=TOOLS_FIELD)
 

@@ -1,6 +1,7 @@
 """Calls of tools that a client forces, over HTTP and gRPC: by real, if tiny, workers."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -153,6 +154,19 @@ async def test_a_schema_that_cannot_be_followed_is_a_400(
         assert "the parameters of 'store': " in error["message"]
         assert error["message"].endswith("; change that, or let tool_choice be auto")
     assert await choices(client, tools=tools, max_tokens=2)
+
+
+async def test_a_schema_with_a_number_that_json_has_not_is_a_400(
+    client: httpx.AsyncClient,
+) -> None:
+    tool = {"name": "store", "parameters": {"properties": {"at": {"maximum": math.inf}}}}
+    content = json.dumps(body(tools=[{"type": "function", "function": tool}], tool_choice=NAMED))
+    response = await client.post(
+        "/v1/chat/completions", content=content, headers={"Content-Type": "application/json"}
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools")
+    assert error["message"] == "tools has a schema with a number that is not finite"
 
 
 async def test_openais_client_parses_what_was_forced(model: Model) -> None:

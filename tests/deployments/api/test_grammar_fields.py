@@ -1,6 +1,7 @@
 """Which fields ask for structured output, in several ways, and which are wrong."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -142,6 +143,8 @@ def test_the_fields_say_the_same_in_several_ways(
         ({"guided_json": True}, "guided_json", "is true: it must be a JSON schema"),
         ({"guided_json": "{"}, "guided_json", "is no JSON"),
         ({"guided_json": "[1]"}, "guided_json", "which is an object"),
+        ({"guided_json": {"const": math.nan}}, "guided_json", "its numbers must be finite"),
+        ({"guided_json": '{"maximum": 1e999}'}, "guided_json", "its numbers must be finite"),
         ({"guided_regex": ""}, "guided_regex", "it is empty"),
         ({"guided_regex": "a\ud83d"}, "guided_regex", "surrogate"),
         ({"guided_regex": "a" * 70_000}, "guided_regex", "at most 65536 characters"),
