@@ -38,8 +38,8 @@ serve: install ## serve the bundled pair, or other models: make serve ARGS="targ
 	@$(VENV)/bin/tandem serve $(ARGS)
 
 # Two processes: one runs the app, the other begins with everything else.
-test: install ## run the test suite; no network, no GPU
-	$(PYTEST) --numprocesses 2 --dist loadscope --no-loadscope-reorder
+test: install ## run the test suite, or a part: make test ARGS="tests/workers -k sampling"; no network, no GPU
+	$(PYTEST) --numprocesses 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 compat: $(COMPAT_VENV)/.installed ## try clients that people have, in .venv-compat: make compat ARGS="-k openai"
 	$(COMPAT_VENV)/bin/pytest tests/compat $(ARGS)

@@ -139,8 +139,8 @@ class AppArgs(BaseModel):
     block_size: int = Field(default=16, ge=1)
     """Tokens per block of the KV cache."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """GiB of the target's KV cache, for each rank. By default 30 % of the free memory on a CPU and
-    90 % on a GPU, and never more than `max_num_seqs` full sequences need."""
+    """GiB of the target's KV cache, for each rank; by default 30 % of the free memory on a CPU and
+    90 % on a GPU. More than `max_num_seqs` full sequences need is never taken."""
     prefix_caching: Switch = "on"
     """Whether prompts that begin alike, under the same `cache_salt`, share what is cached."""
     target_num_threads: int | None = Field(default=None, ge=1)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest, WorkResult
+from workers.types import ProposeRequest, VerifyRequest, WorkResult
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8)

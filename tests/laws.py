@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.goodness_of_fit import chisquare_pvalue
 from workers.sampling import SamplingRow, process_logits
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 Text = tuple[int, ...]
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from workers.errors import KVCacheExhaustedError
 from workers.prefix_cache import PrefixCache
+from workers.sampling_params import SamplingParams
 from workers.state_slots import StateSlots
 
 
@@ -118,6 +119,8 @@ class CachedSequence:
     salt: str = ""
     keys: list[bytes] = field(default_factory=list)
     """The prefix keys of the sequence's first blocks, those that others may share."""
+    sampling: SamplingParams | None = None
+    """What the sequence's last request said of how tokens are chosen."""
     state_slots: StateSlots | None = None
     """Where its recurrent states are, in a model that has some."""
     committed_state_len: int = 0

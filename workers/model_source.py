@@ -1,6 +1,7 @@
 """Which model is meant: its name, which state of it, and whether code that it brings may run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +19,12 @@ class ModelSource:
     @classmethod
     def of(cls, model: "AnyModel") -> "ModelSource":
         return cls(name=model) if isinstance(model, str) else model
+
+    @property
+    def absolute(self) -> "ModelSource":
+        """The same model, as processes find it that run in another folder."""
+        path = Path(self.name)
+        return replace(self, name=str(path.absolute())) if path.is_dir() else self
 
     @property
     def hub_options(self) -> dict[str, Any]:

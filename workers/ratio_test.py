@@ -13,8 +13,9 @@ from workers.block_verification import decide_as_block
 from workers.draft_law import DraftLaw, read_laws
 from workers.rejection import Decision, Happens, LawsAtDraft, Number, decide_by_rejection, residual
 from workers.sampling import SamplingRow, law_logits, sample
+from workers.sampling_params import SamplingParams
 from workers.streams import Stream, uniform
-from workers.types import Rule, SamplingParams
+from workers.types import Rule
 from workers.verification import CoupledRule, JudgedRun, Verdict, VerificationRule
 
 Decide = Callable[[Sequence[LawsAtDraft], Happens], Decision]

@@ -7,6 +7,8 @@ samples coincide often, and the text independent of who guessed what (Daliri, Mu
 2024, arXiv:2408.07978).
 """
 
+import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,9 @@ import torch
 from torch import Tensor
 
 from workers.cpu import native
-from workers.types import SamplingParams, signed_64
+from workers.sampling_params import SamplingParams
+from workers.truncation import scale_and_truncate
+from workers.types import signed_64
 
 WEIGHT_OF_PROBABILITY = 0.2
 """The exponent of a sampled token's probability in its confidence. Without it, the log loss about
@@ -50,12 +54,17 @@ class SamplingRow:
         """The tokens that may not be chosen at this position."""
         params, output_len = self.params, self.position - self.prompt_len
         banned = list(params.stop_token_ids) if output_len < params.min_tokens else []
-        for *before, last in params.bad_words:
-            start = self.position - len(before)
-            has_room = start >= self.prompt_len
-            if not before or (has_room and list(self.history[start:]) == before):
-                banned.append(last)
+        banned += [word[-1] for word in params.bad_words if self._has_begun(word)]
         return banned
+
+    def _has_begun(self, word: Sequence[int]) -> bool:
+        """Whether the output ends with all tokens of the word but its last."""
+        num_before = len(word) - 1
+        if num_before > self.position - self.prompt_len:
+            return False
+        # of long words, one token tells most apart
+        is_near = num_before == 0 or self.history[-1] == word[-2]
+        return is_near and tuple(self.history[self.position - num_before :]) == word[:-1]
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -183,7 +192,7 @@ def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         return scores
     all_sampled = len(sampled) == len(rows)
     selected = scores if all_sampled else scores[sampled]
-    selected = _scale_and_truncate(selected, [rows[index].params for index in sampled])
+    selected = scale_and_truncate(selected, [rows[index].params for index in sampled])
     if all_sampled:
         return selected
     scores[torch.tensor(sampled, device=scores.device)] = selected
@@ -206,9 +215,19 @@ def _forbid(scores: Tensor, rows: Sequence[SamplingRow]) -> None:
 
 
 def _add_logit_bias(scores: Tensor, params: SamplingParams) -> None:
-    in_vocab = [(token, bias) for token, bias in params.logit_bias if token < scores.shape[0]]
-    tokens = torch.tensor([token for token, _ in in_vocab], dtype=torch.long, device=scores.device)
-    scores[tokens] += torch.tensor([bias for _, bias in in_vocab], device=scores.device)
+    """Add the biases of one row, in place.  # [vocab]"""
+    tokens, biases = _tensors_of(params.logit_bias, scores.shape[0], scores.device)
+    scores[tokens] += biases
+
+
+@functools.lru_cache(maxsize=64)  # a sequence has many rows, and its biases may be thousands
+def _tensors_of(
+    logit_bias: tuple[tuple[int, float], ...], vocab_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The tokens of the vocabulary that have biases, and those.  # [num_biases] each"""
+    in_vocab = [(token, bias) for token, bias in logit_bias if token < vocab_size]
+    tokens = torch.tensor([token for token, _ in in_vocab], dtype=torch.long, device=device)
+    return tokens, torch.tensor([bias for _, bias in in_vocab], device=device)
 
 
 def _ban(scores: Tensor, tokens: Sequence[int]) -> None:
@@ -221,52 +240,19 @@ def _subtract_penalties(scores: Tensor, row: SamplingRow) -> None:
     """Apply the penalties of one row, in place.  # [vocab]"""
     params = row.params
 
-    def known(tokens: Sequence[int]) -> Tensor:
-        """As indices of scores; a draft model may have fewer tokens than its target."""
-        index = torch.tensor(tokens, dtype=torch.long, device=scores.device)
-        return index[index < scores.shape[0]]
+    def counted(tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Indices of scores, and how often each comes; a draft may have fewer than its target."""
+        counts = {token: n for token, n in Counter(tokens).items() if token < scores.shape[0]}
+        index = torch.tensor(list(counts), dtype=torch.long, device=scores.device)
+        return index, torch.tensor(list(counts.values()), device=scores.device)
 
     if params.repetition_penalty != 1.0:
-        seen = known(row.history).unique()
-        penalty = params.repetition_penalty
-        scores[seen] = torch.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+        seen, _ = counted(row.history)
+        before, penalty = scores[seen], params.repetition_penalty
+        scores[seen] = torch.where(before > 0, before / penalty, before * penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        tokens, counts = known(row.history[row.prompt_len :]).unique(return_counts=True)
+        tokens, counts = counted(row.history[row.prompt_len :])
         scores[tokens] -= params.presence_penalty + params.frequency_penalty * counts
-
-
-def _scale_and_truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Temperature, top-k, top-p, min-p.  # [num_rows, vocab] -> [num_rows, vocab]"""
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=scores.device)[:, None]
-
-    scores = scores / column([p.temperature for p in params])
-    if any(p.top_k for p in params) or any(p.top_p < 1 for p in params):
-        scores = _keep_top(scores, params)
-    if any(p.min_p > 0 for p in params):
-        # p_v >= min_p * p_max, in logarithms: log 0 keeps every token
-        least = scores.amax(-1, keepdim=True) + column([p.min_p for p in params]).log()
-        scores = scores.masked_fill(scores < least, float("-inf"))
-    return scores
-
-
-def _keep_top(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Top-k, then top-p of what top-k left; ties at the edge go to the lower token id."""
-    vocab_size = scores.shape[-1]
-    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    keep = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
-    rank = torch.arange(vocab_size, device=scores.device)
-    ordered = ordered.masked_fill(
-        rank >= torch.tensor(keep, device=scores.device)[:, None], float("-inf")
-    )
-    if any(p.top_p < 1 for p in params):
-        probs = ordered.softmax(-1)
-        top_p = torch.tensor([p.top_p for p in params], device=scores.device)[:, None]
-        # a token stays while what stands before it has not reached top_p: the first always stays
-        before = probs.cumsum(-1) - probs
-        ordered = ordered.masked_fill((before >= top_p) & (rank > 0) & (top_p < 1), float("-inf"))
-    return torch.empty_like(scores).scatter_(-1, order, ordered)
 
 
 def gumbel_noise(

@@ -28,6 +28,7 @@ from workers.isolation import DeviceLost
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model
 from workers.paged_model import CacheOptions, PagedModel, Ranks
+from workers.sampling_params import AS_BEFORE
 from workers.scheduler import ScheduledRun, schedule
 from workers.step_times import Size, StepTable
 from workers.tokenizer import find_tokenizer
@@ -230,10 +231,13 @@ class StepWorker(ABC, Generic[RequestT, ResultT]):
                 salt=request.cache_salt,
                 may_reuse=request.may_reuse,
             )
-            if remaining is None:
-                cached_len = sequence.cached_len
-                results.append(self.unanswered(request.seq_id, needs_tokens_from=cached_len))
+            if request.sampling != AS_BEFORE:
+                sequence.sampling = request.sampling
+            if remaining is None or sequence.sampling is None:
+                needed_from = 0 if sequence.sampling is None else sequence.cached_len
+                results.append(self.unanswered(request.seq_id, needs_tokens_from=needed_from))
             else:
+                request = replace(request, sampling=sequence.sampling)
                 self._backlog.add(WorkItem(request=request, sequence=sequence, remaining=remaining))
         return results + self._take_failed()
 

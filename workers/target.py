@@ -22,11 +22,12 @@ from workers.model import Model
 from workers.paged_model import CacheOptions, Ranks
 from workers.ratio_test import RuleOfEach
 from workers.sampling import NO_TOKEN, SamplingRow
+from workers.sampling_params import SamplingParams
 from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import VERIFY_SIZES
 from workers.step_worker import StepWorker
-from workers.types import NO_DRAFTS, SamplingParams, TokenLogprobs, VerifyRequest, VerifyResult
+from workers.types import NO_DRAFTS, TokenLogprobs, VerifyRequest, VerifyResult
 from workers.verification import JudgedRun, Verdict, VerificationRule
 
 Run = ScheduledRun[VerifyRequest]
@@ -224,11 +225,9 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
 
     def _is_held(self, item: WorkItem[VerifyRequest]) -> bool:
         """See StepWorker."""
-        request, sequence = item.request, item.sequence
-        if request.sampling.grammar is None:
-            return False
+        sequence, grammar = item.sequence, item.request.sampling.grammar
         is_shared = sequence.seq_id not in self._begun_again
-        if not self._grammars.is_ready(sequence, request.sampling.grammar, is_shared=is_shared):
+        if not self._grammars.is_ready(sequence, grammar, is_shared=is_shared):
             return True
         is_slow = self._grammars.is_slow(sequence)
         return is_slow and not self._grammars.has_next(sequence, item.output)

@@ -40,6 +40,8 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_
 class Speculation(RequestModel):
     """How a request's completions are drafted, and how drafts are judged."""
 
+    is_ours_alone = True
+
     mode: Annotated[
         Literal["auto", "off", "model", "prompt_lookup", "suffix", "early_exit", "predicted"],
         Field(

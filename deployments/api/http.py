@@ -29,7 +29,15 @@ REQUEST_MODELS = {endpoint.path: endpoint.request_model for endpoint in ENDPOINT
 
 HINTS = {
     "/metrics": "; Ray exports the metrics at a port of its own, which `tandem serve` names when "
-    "it is ready (docs/metrics.md)"
+    "it is ready (docs/metrics.md)",
+    "/v1/responses": "; it is not served, use /v1/chat/completions",
+    "/v1/messages": "; it is not served, use /v1/chat/completions",
+    "/v1/embeddings": "; models that embed are not served",
+    **{
+        path.removeprefix("/v1"): f"; did you mean {path}?"
+        for path in (*REQUEST_MODELS, "/v1/models")
+        if path.startswith("/v1")
+    },
 }
 """What to say of paths that are not here, though other servers have them."""
 

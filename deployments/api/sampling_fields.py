@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from deployments.api.marks import Grpc, Takes
 from deployments.api.validation import RequestModel, brief
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 LOWEST_TEMPERATURE = 1e-5
 """Sampling at less is greedy, as in vLLM: logits divided by less would overflow."""

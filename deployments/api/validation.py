@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -79,6 +79,8 @@ class RequestModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="ignore", strict=True)
+    is_ours_alone: ClassVar[bool] = False
+    """Whether no other server has such an object: then no unknown field may be there."""
 
     @classmethod
     def unserved_fields(cls) -> UnservedFields:
@@ -91,7 +93,10 @@ class RequestModel(BaseModel):
         if not isinstance(values, dict):
             return values
         known = {*cls.model_fields, *cls.unserved_fields()}
-        _check_unknown([name for name in values if name not in known], known)
+        unknown = [name for name in values if name not in known]
+        _check_unknown(unknown, known)
+        if unknown and cls.is_ours_alone:
+            raise field_error(unknown[0], f"{unknown[0]} is unknown here; there is {_fields(cls)}")
         return {
             name: cls._as_written(name, value)
             for name, value in values.items()
@@ -133,6 +138,12 @@ def _check_unknown(names: Sequence[str], known: Collection[str]) -> None:
             raise field_error(
                 name, f"there is no field {name!r} in this request; did you mean {near!r}?"
             )
+
+
+def _fields(model: type[BaseModel]) -> str:
+    """The names of an object's fields, as "a, b and c"."""
+    *names, last = model.model_fields
+    return f"{', '.join(names)} and {last}" if names else last
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:
@@ -206,10 +217,14 @@ def parse(model: type[ModelT], values: dict[str, Any]) -> ModelT:
 
 def _reason(error: Any, model: type[BaseModel] | None, location: list[str]) -> str | None:
     kind = error["type"]
-    if model is not None and len(location) == 1 and kind in _NUMBER_ERRORS:
+    field = None
+    if model is not None and len(location) == 1:
         field = model.model_fields.get(location[0])
-        if field is not None:
-            return f"it must be {number_words(field)}"
+    if field is not None and kind in _NUMBER_ERRORS:
+        return f"it must be {number_words(field)}"
+    if field is not None and kind == "model_type":
+        models = [each for each in kinds_of(field) if issubclass(each, BaseModel)]
+        return f"it must be an object, with {_fields(models[0])}"
     sentence = _SENTENCES.get(kind)
     return None if sentence is None else sentence.format(**error.get("ctx", {}))
 

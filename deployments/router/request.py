@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from deployments.router.chat.message import FIELD, Conversation
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from workers.errors import InvalidRequestError
-from workers.types import Rule, SamplingParams
+from workers.sampling_params import SamplingParams
+from workers.types import Rule
 
 MAX_COMPLETIONS = 128
 """Completions of one request: its prompts times n."""
@@ -19,9 +20,11 @@ Prompt = str | tuple[int, ...]
 """A text, or its token ids."""
 
 
-def prompt_field(prompt: Prompt | Conversation) -> str:
-    """The field of a request, in every wire format, that holds a prompt of this kind."""
-    return FIELD if isinstance(prompt, Conversation) else "prompt"
+def prompt_fields(prompts: Sequence[Prompt | Conversation]) -> list[str]:
+    """The field of a request, in every wire format, that holds each of its prompts."""
+    if isinstance(prompts[0], Conversation):
+        return [FIELD]
+    return ["prompt"] if len(prompts) == 1 else [f"prompt.{i}" for i in range(len(prompts))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,7 @@ def check_shown_prompts(request: GenerationRequest, prompts: Sequence[Sequence[i
             f"{request.num_choices} choices that show {num_tokens} prompt tokens{with_logprobs} "
             f"make {num_shown}; at most {MAX_SHOWN} fit one request: lower n or the "
             "number of likeliest tokens, or shorten the prompts",
-            field=prompt_field(request.prompts[0]),
+            field=prompt_fields(request.prompts)[0],
         )
 
 

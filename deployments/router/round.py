@@ -9,6 +9,7 @@ from deployments.router.drafting.early_exit import NextDrafts
 from deployments.router.policy.gamma import ObservedRound, Outcome
 from deployments.router.sequence import Sequence
 from deployments.router.speculation import Speculated
+from workers.sampling_params import AS_BEFORE
 from workers.types import NO_DRAFTS, DraftTokens, Reply, VerifyRequest, VerifyResult, is_prefill_len
 
 
@@ -56,7 +57,7 @@ def verify_request(sequence: Sequence, speculated: Speculated) -> VerifyRequest:
         next_k=ahead.k,
         next_stop_below=ahead.stop_below,
         prompt_len=sequence.prompt_len,
-        sampling=params.sampling,
+        sampling=params.sampling if base_len == 0 else AS_BEFORE,
         seed=params.seed,
         verification=params.verification,
         cache_salt=params.cache_salt,

@@ -12,7 +12,8 @@ from deployments.router.suspicion import Suspicion
 from deployments.router.tenants.keys import ANYBODY, Tenant
 from deployments.router.text import CompletionText, Decoder
 from workers.errors import GenerationFailedError, InvalidRequestError, TandemError
-from workers.types import Rule, SamplingParams, TokenLogprobs, VerifyResult
+from workers.sampling_params import SamplingParams
+from workers.types import Rule, TokenLogprobs, VerifyResult
 
 MAX_SHOWN_ON_LOOP = 2048
 """Ids and log-probabilities that an event loop writes itself, in some 7 ms: for more, other

@@ -24,7 +24,7 @@ from deployments.router.request import (
     Caller,
     GenerationRequest,
     check_shown_prompts,
-    prompt_field,
+    prompt_fields,
 )
 from deployments.router.request_log import RequestLog
 from deployments.router.tenants.account import RateLimits
@@ -33,7 +33,8 @@ from deployments.router.tenants.slots import Slots
 from deployments.router.tokenizer import Tokenizer
 from workers.errors import ContextLengthError, InvalidRequestError, ModelNameError, TandemError
 from workers.grammar_compiler import GrammarCompiler
-from workers.types import Rule, SamplingParams, WorkerInfo
+from workers.sampling_params import SamplingParams
+from workers.types import Rule, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +163,8 @@ class GenerationService:
             add_special_tokens=request.add_special_tokens,
             parse_special_tokens=request.parse_special_tokens,
         )
-        for prompt, asked in zip(prompts, request.prompts, strict=True):
-            self._check_prompt(prompt, request.max_tokens, prompt_field(asked))
+        for prompt, field in zip(prompts, prompt_fields(request.prompts), strict=True):
+            self._check_prompt(prompt, request.max_tokens, field)
         check_shown_prompts(request, prompts)
         prediction = await self._prediction(request, tenant)
         request = self._chats.with_grammar(request, prompts)

@@ -20,8 +20,9 @@ from tandem.demo.grow import grown_target
 from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest
+from workers.types import ProposeRequest, VerifyRequest
 
 CONTEXT_LEN = 200
 NUM_DRAFTED = 8

@@ -26,23 +26,25 @@ def add_chaos(commands: Any) -> None:
     chaos = commands.add_parser(
         "chaos",
         help="kill and stop processes under load and compare every text with its undisturbed one",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    chaos.add_argument("--target", default=bundled.TARGET_NAME)
-    chaos.add_argument("--draft", default=bundled.DRAFT_NAME)
+    chaos.add_argument("--target", default=bundled.TARGET_NAME, help="a folder or an id")
+    chaos.add_argument("--draft", default=bundled.DRAFT_NAME, help="a folder or an id")
     chaos.add_argument("--dtype", default="float32", help="lower ones may differ at near ties")
     for name, default, text in (
-        ("--requests", 300, "at least; they go on until all events are over"),
-        ("--events", 44, "each kind as often as the others"),
+        ("--requests", 300, "requests at least; they go on until all events are over"),
+        ("--events", 44, "events, each kind as often as the others"),
         ("--concurrency", 16, "streams at a time"),
-        ("--max-tokens", 48, "of a completion"),
-        ("--ranks", 2, "of a target group (tensor_parallel_size)"),
-        ("--groups", 2, "num_target_groups"),
-        ("--drafts", 2, "num_draft_replicas"),
+        ("--max-tokens", 48, "tokens of a completion"),
+        ("--ranks", 2, "ranks of a target group (tensor_parallel_size)"),
+        ("--groups", 2, "target groups (num_target_groups)"),
+        ("--drafts", 2, "drafters (num_draft_replicas)"),
     ):
         chaos.add_argument(name, type=whole, default=default, help=text)
-    chaos.add_argument("--pause-s", type=above_zero, default=5.0, help="between events, on average")
+    chaos.add_argument("--pause-s", type=above_zero, default=5.0, help="seconds between events")
     chaos.add_argument("--temperature", type=temperature, default=0.8, help="0 is greedy")
-    chaos.add_argument("--seed", type=int, default=0, help="of what befalls whom when")
+    chaos.add_argument("--seed", type=int, default=0, help="the seed of what befalls whom when")
     chaos.add_argument(
         "--blows",
         nargs="+",
@@ -51,7 +53,9 @@ def add_chaos(commands: Any) -> None:
         help="pause: stopped, and going on after a while; hang: stopped, and left to the watchdogs",
     )
     chaos.add_argument("--no-poison", action="store_true", help="send no hostile requests beside")
-    chaos.add_argument("--output", type=Path, default=Path("bench-results"), help="for the log")
+    chaos.add_argument(
+        "--output", type=Path, default=Path("bench-results"), help="the log's folder"
+    )
     chaos.set_defaults(run=_chaos)
 
 

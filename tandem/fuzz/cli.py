@@ -19,20 +19,24 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    fuzz = argparse.ArgumentParser(prog="tandem fuzz", description=__doc__)
-    fuzz.add_argument("--target", default=bundled.TARGET_NAME)
-    fuzz.add_argument("--draft", default=bundled.DRAFT_NAME)
+    fuzz = argparse.ArgumentParser(
+        prog="tandem fuzz",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    fuzz.add_argument("--target", default=bundled.TARGET_NAME, help="a folder or an id")
+    fuzz.add_argument("--draft", default=bundled.DRAFT_NAME, help="a folder or an id")
     fuzz.add_argument(
         "--wire", choices=("http", "grpc"), default="http", help="which API the requests are of"
     )
-    fuzz.add_argument("--cases", type=whole, default=5000)
+    fuzz.add_argument("--cases", type=whole, default=5000, help="how many requests are sent")
     fuzz.add_argument("--seed", type=int, default=0, help="the same seed draws the same cases")
     fuzz.add_argument(
         "--replay",
         type=Path,
         help="a file with cases as JSON, one a line, which are tried together, instead",
     )
-    fuzz.add_argument("--gamma", type=int, default=5, help="of a replay")
+    fuzz.add_argument("--gamma", type=int, default=5, help="the longest draft in a replay")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would write a line per request
     return _fuzz(fuzz.parse_args(arguments))

@@ -23,7 +23,7 @@ from tandem.gpu_report.subjects import (
     record_graphs,
 )
 from workers.drafters.model import ModelDrafter
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 GAMMAS = (0, 4, 8)
 ASSISTED = (4, 8)

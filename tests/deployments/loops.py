@@ -27,8 +27,8 @@ from workers.errors import TandemError
 from workers.grammar_compiler import GrammarCompiler
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=32)
 SAMPLED = SamplingParams(temperature=0.8)

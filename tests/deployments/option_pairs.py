@@ -33,8 +33,8 @@ from workers.drafters.translated import make_drafter
 from workers.model import Model, load_model
 from workers.paged_model import Ranks
 from workers.quantization import Quantization
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams
 from workers.vocabulary import compare_vocabularies
 
 TWO_RANKS = "`tensor_parallel_size=2`"

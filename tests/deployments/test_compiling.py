@@ -19,9 +19,10 @@ from tests.tiny_models import save_model
 from workers.cpu import compiled_step
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.step_inputs import StepInputs
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest, VerifyResult
+from workers.types import VerifyRequest, VerifyResult
 
 PATIENCE_S = 20.0
 NUM_TOKENS = 12

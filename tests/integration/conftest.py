@@ -27,8 +27,9 @@ from tandem.demo.corpus import Corpus, held_out_prompts
 from tandem.live.server import free_port, wait_until_compiled
 from tests.integration.tandem_serve import TandemServe, tandem_serve
 from workers.model import load_model
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest
+from workers.types import VerifyRequest
 
 APP = "default"
 MODEL = "tandem-demo"

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 from tests.tiny_configs import VOCAB_SIZE
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest
+from workers.types import VerifyRequest
 
 CACHE = CacheOptions(block_size=4, max_num_seqs=8)
 GREEDY = SamplingParams(temperature=0.0)

@@ -3,7 +3,7 @@
 import torch
 
 from workers.sampling import SamplingRow
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 VOCAB_SIZE = 50
 

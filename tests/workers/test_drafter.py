@@ -18,8 +18,9 @@ from workers.drafters import model as model_drafter
 from workers.drafters.model import ModelDrafter, load_draft_model
 from workers.model import Model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import ProposeRequest, ProposeResult, Rule, SamplingParams
+from workers.types import ProposeRequest, ProposeResult, Rule
 
 
 def propose(

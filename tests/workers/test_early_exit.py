@@ -20,8 +20,9 @@ from workers.drafters import early_exit
 from workers.grammar import Grammar
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import NO_DRAFTS, DraftTokens, SamplingParams
+from workers.types import NO_DRAFTS, DraftTokens
 
 LoadModel = Callable[..., Model]
 

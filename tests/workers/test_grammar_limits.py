@@ -11,8 +11,9 @@ from workers.errors import GrammarStuckError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
 from workers.model import load_model
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest, VerifyResult
+from workers.types import VerifyRequest, VerifyResult
 
 
 def use_up(compiler: GrammarCompiler, grammar: Grammar) -> None:

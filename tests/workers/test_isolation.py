@@ -15,8 +15,9 @@ from workers.cpu import native
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
 from workers.sampling import NO_TOKEN, SamplingRow, sample, sample_with_confidence
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest
+from workers.types import ProposeRequest, VerifyRequest
 
 POISONED_TOKEN = VOCAB_SIZE - 1
 PROMPT = (5, 6, 7, 8, 9)

@@ -13,8 +13,9 @@ from tests.workers.decoding import CACHE, GREEDY, PENALISED, SAMPLED, make_promp
 from workers.logprobs import token_logprobs
 from workers.model import Model
 from workers.sampling import SamplingRow, sample
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams, TokenLogprobs, VerifyRequest, VerifyResult
+from workers.types import TokenLogprobs, VerifyRequest, VerifyResult
 
 NUM_TOP = 3
 TOLERANCE = 1e-4

@@ -13,7 +13,7 @@ from transformers import (
 from tests.workers.logits import VOCAB_SIZE, make_logits, make_row
 from workers.grammar import Grammar
 from workers.sampling import NO_TOKEN, SamplingRow, process_logits, sample
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 
 class TestProcessors:

@@ -26,11 +26,11 @@ from workers.loading import load_weights
 from workers.model import Model, load_config, load_model
 from workers.quantization import PACKAGES_OF, Quantization
 from workers.quantizing import loading_options, settle
+from workers.sampling_params import SamplingParams
 from workers.step_inputs import step_inputs
 from workers.step_plan import StepPlan
 from workers.target import Target
 from workers.tokenizer import find_tokenizer
-from workers.types import SamplingParams
 
 NUM_TOKENS = 14
 

@@ -11,8 +11,9 @@ from tests.goodness_of_fit import chisquare_pvalue
 from workers.draft_law import DraftLaw, draft_laws
 from workers.ratio_test import RuleOfEach
 from workers.sampling import NO_TOKEN, SamplingRow, law_logits
+from workers.sampling_params import SamplingParams
 from workers.streams import Stream, random_bits
-from workers.types import Rule, SamplingParams
+from workers.types import Rule
 from workers.verification import CoupledRule, JudgedRun, Verdict
 
 VOCAB_SIZE = 6

@@ -13,9 +13,10 @@ from workers.errors import KVCacheExhaustedError
 from workers.kv_cache import BlockAllocator, SequenceTable
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.state_slots import num_slots
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest, VerifyResult
+from workers.types import ProposeRequest, VerifyRequest, VerifyResult
 
 LENGTH = 42
 """The tokens of a text with its prompt, over which preemptions and rejected drafts happen."""

@@ -16,7 +16,7 @@ from workers.sampling import (
     sample,
     sample_with_confidence,
 )
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 
 class TestConfidence:

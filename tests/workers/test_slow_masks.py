@@ -15,8 +15,9 @@ from workers.grammar import Grammar
 from workers.grammar_masks import GrammarMasks
 from workers.grammar_matcher import OutputMatcher
 from workers.model import Model, load_model
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest
+from workers.types import VerifyRequest
 
 NUM_TOKENS = 40
 SCHEMA = SamplingParams(temperature=1.0, grammar=Grammar.json_schema(PERSON))

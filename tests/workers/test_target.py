@@ -26,9 +26,10 @@ from workers.draft_law import DraftLaw
 from workers.errors import ConfigError
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
 from workers.tokenizer import find_tokenizer
-from workers.types import Rule, SamplingParams, VerifyRequest, VerifyResult
+from workers.types import Rule, VerifyRequest, VerifyResult
 from workers.verification import CoupledRule, JudgedRun, Verdict
 
 

@@ -14,8 +14,9 @@ from workers.drafters.model import ModelDrafter
 from workers.drafters.retokenized import LOOK_BEHIND
 from workers.grammar import Grammar
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import HeterogeneousVocab, ProposeResult, SamplingParams
+from workers.types import HeterogeneousVocab, ProposeResult
 
 IN_WORDS = SamplingParams(temperature=0.9, grammar=Grammar.regex("([a-z]{2,9} )+"))
 

@@ -12,8 +12,9 @@ from workers.drafters.model import ModelDrafter
 from workers.grammar import Grammar
 from workers.grammar_compiler import MAX_COMPILED
 from workers.model import Model, load_model
+from workers.sampling_params import SamplingParams
 from workers.target import Target
-from workers.types import ProposeRequest, SamplingParams, VerifyRequest
+from workers.types import ProposeRequest, VerifyRequest
 
 PROMPT = tuple(range(20, 60))
 

@@ -9,7 +9,8 @@ from workers.drafters.model import ModelDrafter
 from workers.drafters.translated import TranslatedDrafter, make_drafter
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
-from workers.types import HeterogeneousVocab, ProposeRequest, ProposeResult, SamplingParams
+from workers.sampling_params import SamplingParams
+from workers.types import HeterogeneousVocab, ProposeRequest, ProposeResult
 from workers.vocabulary import compare_vocabularies
 
 PERMUTED = ("byte level", "letters")

@@ -151,7 +151,7 @@ def obtain(model: Model, *, block_size: int, num_threads: int) -> CompiledStep |
             return None
         dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
         spec = StepSpec(
-            source=model.source,
+            source=model.source.absolute,
             quantization=model.quantization,
             dtype=dtype,
             block_size=block_size,
@@ -247,7 +247,10 @@ def _compile(spec: StepSpec, output: Path) -> None:
         start_new_session=True,  # see lifetime.end_with
     )
     if result.returncode != 0:
-        raise RuntimeError(f"it cannot be compiled: {result.stderr.strip()[-500:]}")
+        logger.info("the compiler said: %s", result.stderr)
+        lines = result.stderr.split("\n")
+        last_line = next((line for line in reversed(lines) if line.strip()), "")
+        raise RuntimeError(f"it cannot be compiled: {last_line[:500]}")
     logger.info("compiled in %.0f s", time.monotonic() - started)
 
 

@@ -23,11 +23,12 @@ from workers.model_source import AnyModel
 from workers.paged_model import CacheOptions
 from workers.quantization import Quantization
 from workers.sampling import SamplingRow, sample_with_confidence
+from workers.sampling_params import SamplingParams
 from workers.scheduler import ScheduledRun
 from workers.step_plan import StepPlan
 from workers.step_times import DRAFT_SIZES
 from workers.step_worker import StepWorker
-from workers.types import ProposeRequest, ProposeResult, SamplingParams
+from workers.types import ProposeRequest, ProposeResult
 
 SMALL_MODEL_BYTES = 8 * 1024**2
 """Size of bf16 weights up to which a model still fits a core's caches in fp32."""

@@ -18,6 +18,7 @@ from deployments.router.sequence import Placement, Sequence
 from deployments.router.tasks import BackgroundTasks
 from deployments.transport.worker_client import WorkerClient
 from workers.errors import WorkerLostError
+from workers.sampling_params import AS_BEFORE
 from workers.types import DraftTokens, ProposeRequest, ProposeResult
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ class PooledDrafter:
             k=request.k,
             stop_below=request.stop_below,
             prompt_len=sequence.prompt_len,
-            sampling=sequence.params.sampling,
+            sampling=sequence.params.sampling if base_len == 0 else AS_BEFORE,
             seed=sequence.params.seed,
             verification=sequence.params.verification,
             cache_salt=sequence.params.cache_salt,

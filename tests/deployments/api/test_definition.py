@@ -18,7 +18,7 @@ from deployments.api.tandem_pb2 import GenerateRequest
 from deployments.api.validation import RequestModel, kinds_of
 from tests.deployments.loops import Models
 from tests.deployments.serving import GrpcContext, local_serving
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 NEUTRAL_NAMES = {
     "include_stop_str_in_output": ("include_stop",),

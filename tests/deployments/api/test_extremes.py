@@ -4,6 +4,7 @@ import itertools
 import json
 
 import httpx
+import pytest
 
 from deployments.api.completions import CompletionRequest
 from tests.deployments.serving import body, complete
@@ -50,12 +51,21 @@ async def test_a_long_path_is_not_repeated_in_full(client: httpx.AsyncClient) ->
         assert len(response.json()["error"]["message"]) < 1100
 
 
-async def test_who_looks_for_the_metrics_here_is_told_where_they_are(
-    client: httpx.AsyncClient,
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/metrics", "Ray exports the metrics"),
+        ("/completions", "did you mean /v1/completions?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/embeddings", "models that embed are not served"),
+    ],
+)
+async def test_who_looks_for_what_is_not_here_is_told_where_it_is(
+    client: httpx.AsyncClient, path: str, words: str
 ) -> None:
-    response = await client.get("/metrics")
+    response = await client.get(path)
     assert response.status_code == 404
-    assert "Ray exports the metrics" in response.json()["error"]["message"]
+    assert words in response.json()["error"]["message"]
 
 
 async def test_a_body_may_be_in_any_encoding_of_json(client: httpx.AsyncClient) -> None:

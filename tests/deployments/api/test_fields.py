@@ -1,13 +1,15 @@
 """The fields of a request: what is taken, what is left out, and what is said of the others."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
+from cluster.drafters import DRAFTERS
 from deployments.api import unserved
 from deployments.api.completions import CompletionRequest
+from deployments.api.fields import Speculation
 from deployments.api.validation import parse
 from tests.deployments.serving import body, complete
 from workers.errors import InvalidRequestError
@@ -52,7 +54,10 @@ def test_a_misspelt_field_is_refused(name: str) -> None:
         ({"prompt_logprobs": -1}, "prompt_logprobs is -1: it must be an integer from 0 to 20"),
         ({"logprobs": True}, "logprobs is true"),
         ({"speculation": {"mode": "fast"}}, "speculation.mode is 'fast': it must be 'auto', 'off'"),
-        ({"speculation": {"gama": 1}, "n": 1}, None),
+        (
+            {"speculation": {"gamma": 1}},
+            "gamma is unknown here; there is mode, num_speculative_tokens and verification",
+        ),
         (
             {"speculation": {"mode": "predicted"}},
             "speculation.mode is 'predicted': it needs",
@@ -61,7 +66,7 @@ def test_a_misspelt_field_is_refused(name: str) -> None:
             {"speculation": {"verification": "ratio"}},
             "speculation.verification is 'ratio': it must be 'coupled', 'rejection' or 'block'",
         ),
-        ({"speculation": "off"}, "speculation is 'off': it must be an object"),
+        ({"speculation": "off"}, "speculation is 'off': it must be an object, with mode, num_"),
         ({"speculation": {"num_speculative_tokens": 65}}, "speculation.num_speculative_tokens"),
         ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
         ({"stop_token_ids": ["1"]}, "stop_token_ids.0 is '1': it must be an integer"),
@@ -291,3 +296,8 @@ async def test_a_refusal_repeats_little_of_what_was_sent(
     response = await client.post("/v1/completions", json=body(**fields))
     assert response.status_code in (400, 404)
     assert len(response.content) < 3_000
+
+
+def test_a_request_may_name_every_drafter() -> None:
+    modes = {*get_args(Speculation.model_fields["mode"].annotation)}
+    assert modes == {"auto", "off", "predicted", *DRAFTERS}

@@ -115,6 +115,7 @@ async def test_stop_ends_the_text(client: httpx.AsyncClient) -> None:
     [
         ({"model": "gpt-9"}, 404, "model", ["'gpt-9'", "'tiny'"]),
         ({"prompt": ""}, 400, "prompt", ["empty"]),
+        ({"prompt": ["a", ""]}, 400, "prompt.1", ["empty"]),
         ({"prompt": []}, 400, "prompt", ["[]", "a string, a list of token ids"]),
         ({"prompt": 7}, 400, "prompt", ["7"]),
         ({"prompt": ["a", 3]}, 400, "prompt", ["item 1 is 3"]),

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from deployments.replicas.step_loop import StepLoop
 from tests.fakes import answer_of
-from workers.types import SamplingParams, VerifyRequest, VerifyResult
+from workers.sampling_params import SamplingParams
+from workers.types import VerifyRequest, VerifyResult
 
 Loop = StepLoop[VerifyRequest, VerifyResult]
 GREEDY = SamplingParams(temperature=0.0)

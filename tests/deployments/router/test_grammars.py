@@ -28,7 +28,8 @@ from tests.grammars import END_TOKEN, GRAMMARS, VOCAB_SIZE, compiling_held, save
 from tests.workers.test_grammar import make_compiler
 from workers.grammar import Grammar
 from workers.paged_model import CacheOptions
-from workers.types import ProposeRequest, SamplingParams
+from workers.sampling_params import SamplingParams
+from workers.types import ProposeRequest
 
 MAX_TOKENS = 48
 THINKING = Grammar.json_schema({"enum": ["a", "b"]}, starts_after="e")

@@ -31,7 +31,8 @@ from tests.deployments.loops import (
 from tests.fakes import LocalWorkers, ScriptedDrafter
 from workers.drafters.model import ModelDrafter
 from workers.errors import GenerationFailedError
-from workers.types import ProposeRequest, ProposeResult, Reply, SamplingParams
+from workers.sampling_params import SamplingParams
+from workers.types import ProposeRequest, ProposeResult, Reply
 
 UNSERVABLE = SamplingParams(logit_bias=((-1000, 1.0),))
 

@@ -19,7 +19,7 @@ from tests.deployments.loops import (
 from tests.fakes import LocalWorkers, ScriptedDrafter
 from tests.tiny_configs import VOCAB_SIZE
 from workers.paged_model import CacheOptions
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 
 class TestExactness:

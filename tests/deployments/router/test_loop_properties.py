@@ -32,7 +32,7 @@ from tests.deployments.router.faulty_world import (
 )
 from tests.fakes import RecordingObserver
 from workers.errors import GenerationFailedError
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 CASES_AT_A_TIME = 25
 

@@ -13,7 +13,8 @@ from workers.drafters.translated import make_drafter
 from workers.grammar import Grammar
 from workers.model import load_model
 from workers.paged_model import CacheOptions
-from workers.types import HeterogeneousVocab, SamplingParams
+from workers.sampling_params import SamplingParams
+from workers.types import HeterogeneousVocab
 from workers.vocabulary import compare_vocabularies
 
 MIXED = SamplingParams(

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from deployments.router.sequence import GenerationParams
 from tests.deployments.loops import Models, Stream, model_drafts, run_all, running_loop
 from tests.tiny_models import load_reference
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 Reference = Callable[[Sequence[int], dict[str, float]], list[int]]
 

@@ -16,7 +16,8 @@ from deployments.router.sequence import (
 )
 from tests.fakes import END, byte_tokenizer
 from workers.errors import TandemError
-from workers.types import SamplingParams, VerifyResult
+from workers.sampling_params import SamplingParams
+from workers.types import VerifyResult
 
 CHARACTERS = "abc \n" + "naïve é 日本語 漢字かな 👩‍👩‍👧‍👦 🇩🇪 👍🏽 مرحبا"
 

@@ -19,7 +19,8 @@ from tests.laws import TEXT_LEN, law_of_texts, only, pvalue
 from tests.tiny_models import save_quick_model
 from tests.tokenizers import save_permuted, save_speaking_model
 from workers.drafters.translated import make_drafter
-from workers.types import DraftTokens, HeterogeneousVocab, Rule, SamplingParams
+from workers.sampling_params import SamplingParams
+from workers.types import DraftTokens, HeterogeneousVocab, Rule
 from workers.vocabulary import compare_vocabularies
 
 PROMPT = (5, 6, 7)

@@ -135,8 +135,8 @@ class TestFairness:
                 request = generation_request(max_tokens=5)
                 async with serving.service.open(request, BOB) as generation:
                     await anext(generation.run())
-                # one that runs, its own, and what others have meanwhile: not all of their rounds
-                assert len(serving.targets.calls) - num_calls <= 15
+                # one that runs, its own, and what others have meanwhile: not all rounds of a text
+                assert len(serving.targets.calls) - num_calls <= num_tokens // 3
             assert not any(task.done() for task in floods[:4])
             assert [await task for task in floods] == [expected] * num_floods
             await serving.wait_until_nothing_is_held()

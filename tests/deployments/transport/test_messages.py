@@ -8,11 +8,11 @@ import torch
 
 from deployments.transport.messages import LENGTH_BYTES, PROPOSE, VERIFY, Answer, Call
 from workers.draft_law import draft_laws
+from workers.sampling_params import SamplingParams
 from workers.types import (
     DraftTokens,
     ProposeResult,
     Reply,
-    SamplingParams,
     TokenLogprobs,
     VerifyRequest,
     VerifyResult,

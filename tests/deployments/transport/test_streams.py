@@ -22,7 +22,8 @@ from tests.deployments.transport.streams import (
     token_frame,
 )
 from workers.errors import ContextLengthError, WorkerFailedError, WorkerLostError
-from workers.types import Reply, SamplingParams, VerifyRequest, VerifyResult
+from workers.sampling_params import SamplingParams
+from workers.types import Reply, VerifyRequest, VerifyResult
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.tiny_models import save_model
 from tests.workers.decoding import random_drafts
 from tests.workers.test_target import GREEDY, SAMPLED, generate, make_prompt
 from workers.cpu import compiled_step, machine_cache, native, packed_linear, step_probe
-from workers.cpu.compiled_step import CompiledStep, StepModule
+from workers.cpu.compiled_step import CompiledStep, StepModule, StepSpec
 from workers.cpu.packed_linear import has_streams
 from workers.cpu.step_probe import TOLERANCES, make_inputs
 from workers.model import Model, load_model
@@ -204,6 +204,27 @@ def test_what_cannot_be_compiled_runs_as_it_is(
     target.start_compiling().join()
     assert "is not compiled, so it is slower" in caplog.text
     assert generate(target, make_prompt(1, 10), 10)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("empty_cache")
+def test_a_folder_is_found_wherever_the_compiling_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And of what it says, the last line tells what is wrong."""
+    name = save_model(tmp_path / "model", "llama")
+    sources = []
+
+    def command(spec: StepSpec, _: Path) -> list[str]:
+        sources.append(spec.source.name)
+        return ["sh", "-c", "echo 'a traceback' >&2; echo 'ValueError: no such thing' >&2; exit 1"]
+
+    monkeypatch.setattr(compiled_step, "_compile_command", command)
+    monkeypatch.chdir(tmp_path)
+    model = load_model("model", dtype="float32", device="cpu")
+    assert compiled_step.obtain(model, block_size=BLOCK_SIZE, num_threads=1) is None
+    assert sources == [name]
+    assert "it cannot be compiled: ValueError: no such thing" in caplog.text
 
 
 def test_what_no_compiler_takes_is_left_alone(

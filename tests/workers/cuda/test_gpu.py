@@ -18,10 +18,11 @@ from workers.cuda.graphed_step import GraphedStep
 from workers.drafters.model import ModelDrafter
 from workers.model import Model, load_model
 from workers.paged_model import CacheOptions
+from workers.sampling_params import SamplingParams
 from workers.step_inputs import LayerCache, StepInputs, step_inputs
 from workers.step_plan import StepPlan
 from workers.target import Target
-from workers.types import SamplingParams, VerifyRequest
+from workers.types import VerifyRequest
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from tests.deployments.loops import Models, model_drafts, run_all, running_loop
 from tests.fakes import RecordingObserver
 from workers.model import load_model
 from workers.paged_model import CacheOptions
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 NUM_COPIED = 120
 """Tokens, of which the code has ninety."""

@@ -21,7 +21,7 @@ from tests.deployments.loops import (
 )
 from tests.fakes import LocalWorkers
 from workers.drafters.model import ModelDrafter
-from workers.types import SamplingParams
+from workers.sampling_params import SamplingParams
 
 
 def share_overlapped(
