@@ -35,11 +35,6 @@ class WorkItem(Generic[RequestT]):
         return len(self.remaining)
 
     @property
-    def output(self) -> list[int]:
-        """The sequence's output, once the remaining tokens are run."""
-        return [*self.sequence.tokens, *self.remaining][self.request.prompt_len :]
-
-    @property
     def tenant(self) -> str:
         return self.request.tenant
 

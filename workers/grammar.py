@@ -79,7 +79,7 @@ class Grammar:
         it is not about calls."""
         if self.kind == "tool_calls":
             for call in ToolCalls.of_source(self.source).calls:
-                yield call.function, type(self).json_schema(call.schema)
+                yield call.function, type(self).json_schema(call.spaced_schema)
 
 
 def _dumped(schema: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ STEP_MAX_ITEMS = 20_000
 """The library's limits of the work before the first mask and of each, some tens of ms and 12 ms at
 the most that was seen: less than its own, as other sequences wait for the first. Ordinary grammars
 use a hundredth."""
-GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 """The start of a rule in the form of llama.cpp, which Lark has not."""
 NO_BYTES = "this model has no tokenizer that says the bytes of its tokens"
 

@@ -24,6 +24,9 @@ from workers.grammar_matcher import OutputMatcher
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+MAX_MATCHED_IN_STEP = 64
+"""Tokens that a step matches of a sequence: more than a round commits."""
+
 
 class GrammarText(Protocol):
     """A sequence whose output has to match a grammar; what is kept of it goes by its identity."""
@@ -81,16 +84,34 @@ class GrammarMasks:
         matcher = self._matchers.get(sequence)
         return matcher is not None and matcher.is_slow
 
-    def has_next(self, sequence: GrammarText, output: Sequence[int]) -> bool:
-        """Whether what may follow the output of a slow sequence can be had at once.
+    def has_next(
+        self,
+        sequence: GrammarText,
+        grammar: Grammar,
+        *,
+        remaining: Sequence[int],
+        prompt_len: int,
+    ) -> bool:
+        """Whether the mask behind the sequence's tokens and the remaining ones can be had at once,
+        or within little time; the grammar is ready.
 
-        Else it will be: it is made in a thread, while steps serve others.
+        Else it will be: where masks are slow, or there is much to match anew, as of a text that
+        was suspended, it is made in a thread, while steps serve others.
         """
         ahead = self._ahead.get(sequence)
-        if ahead is None or (ahead.output != output and ahead.mask.done()):
-            making = self._compiler.submit(partial(_next, self._matchers[sequence], output))
+        if ahead is not None and not ahead.mask.done():
+            return False
+        if self._compiled(sequence, grammar).exception() is not None:
+            return True  # a step tells the sequence why
+        matcher = self._matcher_of(sequence, grammar)
+        output_len = len(sequence.tokens) + len(remaining) - prompt_len
+        if not matcher.is_slow and output_len - matcher.num_tokens <= MAX_MATCHED_IN_STEP:
+            return True
+        output = [*sequence.tokens, *remaining][prompt_len:]
+        if ahead is None or ahead.output != output:
+            making = self._compiler.submit(partial(_next, matcher, output))
             ahead = self._ahead[sequence] = _Ahead(output=output, mask=making)
-            ahead.mask.add_done_callback(lambda _: self.on_ready())
+            making.add_done_callback(lambda _: self.on_ready())
         return ahead.mask.done()
 
     def wait(self, sequence: GrammarText, grammar: Grammar) -> None:

@@ -15,7 +15,11 @@ SPECIAL_TOKEN_MARK = b"\xff"
 NAMED_REASONS = {"NoExtension": "no text fits it", "NoExtensionBias": "no text fits it"}
 """What the library's bare names for its reasons mean."""
 SLOW_S = 0.001
-"""Seconds of computing for each mask of an output, from which on its masks are slow."""
+"""Seconds of computing for each token of an output, from which on its masks are slow."""
+MOST_MATCHING_S = 0.1
+"""Seconds that matching an output's tokens may compute, besides SLOW_S for each. Nothing else of
+the process runs meanwhile, and an ambiguous grammar takes longer with each token. Ordinary ones
+take some hundredths of SLOW_S."""
 
 
 class OutputMatcher:
@@ -41,6 +45,8 @@ class OutputMatcher:
         self._clock = clock
         self._computed_s = 0.0
         self._num_masks = 0
+        self._matching_s = 0.0
+        self._num_pushed = 0
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._num_bytes = -(-vocab_size // 8)
@@ -53,7 +59,12 @@ class OutputMatcher:
     @property
     def is_slow(self) -> bool:
         """Whether its masks take so long, on average, that others should not wait for them."""
-        return self._computed_s > SLOW_S * self._num_masks
+        return self._computed_s > SLOW_S * max(self._num_masks, self._num_pushed)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that are matched, end tokens included."""
+        return len(self._tokens)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -81,11 +92,20 @@ class OutputMatcher:
             fits = self._matcher.is_accepting()
         else:
             has_ended = len(self._tokens) > self._num_matched or self._matcher.is_stopped()
-            fits = not has_ended and self._matcher.try_consume_tokens([token]) == 1
+            fits = not has_ended and self._consume(token)
             self._num_matched += fits
             self._check()
         if fits:
             self._tokens.append(token)
+        return fits
+
+    def _consume(self, token: int) -> bool:
+        began = self._clock()
+        fits: bool = self._matcher.try_consume_tokens([token]) == 1
+        self._matching_s += self._clock() - began
+        self._num_pushed += 1
+        if self._matching_s > MOST_MATCHING_S + SLOW_S * self._num_pushed:
+            raise self.stuck("it is so ambiguous that it takes too long")
         return fits
 
     def allowed(self) -> bytearray:

@@ -269,13 +269,13 @@ def _try(library: GrammarLibrary, limits: _Limits, progress: _Progress) -> int:
     """The exit code of a fork, which may end at any time here."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # what it says is a client's
     limits.set()
-    try:
-        for part in progress.parts():
+    for part in progress.parts():
+        try:
             library.compile(part)
-    except MemoryError:
-        return OUT_OF_MEMORY
-    except Exception:  # of a wrong grammar: who compiles it next says what is wrong
-        pass
+        except MemoryError:
+            return OUT_OF_MEMORY
+        except Exception:  # of a wrong grammar: who compiles it next says what is wrong
+            continue
     return 0
 
 

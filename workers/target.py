@@ -229,8 +229,9 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         is_shared = sequence.seq_id not in self._begun_again
         if not self._grammars.is_ready(sequence, grammar, is_shared=is_shared):
             return True
-        is_slow = self._grammars.is_slow(sequence)
-        return is_slow and not self._grammars.has_next(sequence, item.output)
+        return grammar is not None and not self._grammars.has_next(
+            sequence, grammar, remaining=item.remaining, prompt_len=item.request.prompt_len
+        )
 
     def release(self, seq_ids: Iterable[str]) -> list[VerifyResult]:
         """See StepWorker."""

@@ -20,6 +20,11 @@ class WrittenCall:
     before: str = ""
     after: str = ""
 
+    @property
+    def spaced_schema(self) -> dict[str, Any]:
+        """The schema, with the spaces of chat templates in place of its own options."""
+        return {**self.schema, "x-guidance": SPACING}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalls:
@@ -73,7 +78,7 @@ class ToolCalls:
         """
         rules = "".join(f"{rule}\n" for rule in self._rules(names))
         schemas = [
-            {"name": f"arguments{index}", "json_schema": {**call.schema, "x-guidance": SPACING}}
+            {"name": f"arguments{index}", "json_schema": call.spaced_schema}
             for index, call in enumerate(self.calls)
         ]
         return [{"lark_grammar": rules}, *schemas]

@@ -132,7 +132,7 @@ def _checked_tools(value: Any) -> Any:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str) or not name:
             raise ValueError(f"tool {index} has no function with a name")
-        if not isinstance(function.get("parameters") or {}, dict):
+        if not isinstance(function.get("parameters"), dict | None):
             raise ValueError(f"the parameters of tool {index}, {name!r}, are no object")
     return value
 

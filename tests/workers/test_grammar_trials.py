@@ -138,6 +138,23 @@ def test_the_function_at_fault_is_named(shared: GrammarTrials) -> None:
     shared.run(Grammar.tool_calls(ToolCalls(calls=(calls[0], calls[2]))))
 
 
+@pytest.mark.parametrize("odd", [{"x-guidance": None}, {"not": {}}, {"type": "no such type"}])
+def test_one_function_at_fault_keeps_no_other_from_being_tried(
+    shared: GrammarTrials, odd: dict[str, Any]
+) -> None:
+    endless = {"properties": {"at": json.loads(ENDLESS.source)}}
+    calls = (
+        WrittenCall(function="odd", schema=odd),
+        WrittenCall(function="endless", schema=endless),
+    )
+    with pytest.raises(InvalidRequestError, match="parameters of 'endless'"):
+        shared.run(Grammar.tool_calls(ToolCalls(calls=calls)))
+
+
+def test_blank_lines_are_read_at_once(shared: GrammarTrials) -> None:
+    shared.run(Grammar.lark("\n" * 60_000 + 'start: "a"'))
+
+
 def test_others_are_tried_beside_one_without_end(shared: GrammarTrials) -> None:
     with ThreadPoolExecutor(1) as thread:
         endless = thread.submit(shared.run, ENDLESS)

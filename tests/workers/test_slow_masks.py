@@ -1,8 +1,11 @@
 """Masks that take long are made in a thread: they hold up their own sequence and no other."""
 
+import itertools
+import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +14,7 @@ from tests.workers.decoding import CACHE, generate, knowing_drafts
 from tests.workers.test_grammar import ids, make_compiler
 from tests.workers.test_waiting_for_grammars import PROMPT, verify_request
 from workers import grammar_masks, grammar_matcher
+from workers.errors import GrammarStuckError
 from workers.grammar import Grammar
 from workers.grammar_masks import GrammarMasks
 from workers.grammar_matcher import OutputMatcher
@@ -101,6 +105,30 @@ def test_others_are_served_meanwhile(model: Model, gate: threading.Event) -> Non
     assert [*result.tokens, *slow.tokens] == truth(model, DIGITS)
 
 
+def test_a_long_text_that_comes_back_is_matched_beside_the_steps(
+    model: Model, gate: threading.Event
+) -> None:
+    """As of one that was suspended, or whose worker was lost."""
+    expected = generate(Target(model, CACHE), PROMPT, 100, sampling=DIGITS, seed=3)
+    target = Target(model, CACHE)
+    is_ready = threading.Event()
+    target.on_grammar_ready(is_ready.set)
+    target.verify([verify_request("first", PROMPT, DIGITS)])  # compiles
+    back = replace(
+        verify_request("back", PROMPT, DIGITS), new_tokens=(*PROMPT, *expected[:99]), seed=3
+    )
+    target.submit(back)
+    target.submit(verify_request("other", PROMPT[:5]))
+    results = [result for _ in range(4) for result in target.step()[0]]
+    assert [result.seq_id for result in results] == ["other"]
+    is_ready.clear()
+    gate.set()
+    assert is_ready.wait(timeout=30)
+    ((result,), _) = target.step()
+    assert [*result.tokens] == expected[99:]
+    assert not result.has_slow_masks
+
+
 @pytest.mark.usefixtures("always_slow")
 def test_a_mask_of_tokens_that_were_taken_back_is_not_used(
     model: Model, gate: threading.Event
@@ -136,7 +164,7 @@ def test_a_step_waits_for_a_mask_of_other_tokens(gate: threading.Event) -> None:
 
     expected, text = next_mask(Text()), Text()
     next_mask(text)
-    assert not masks.has_next(text, ids("123"))
+    assert not masks.has_next(text, grammar, remaining=ids("3"), prompt_len=0)
     threading.Timer(0.2, gate.set).start()
     (mask,) = masks.after_each(text, grammar, prompt_len=0, num_drafts=0)
     assert gate.is_set()
@@ -165,18 +193,35 @@ def test_who_is_stuck_meanwhile_is_told_so(model: Model) -> None:
     assert "cannot be followed any further" in stuck.error
 
 
-def test_a_sequence_is_slow_while_its_masks_take_long_on_average() -> None:
-    now = 0.0
+def make_matcher(clock: Callable[[], float]) -> OutputMatcher:
     compiler = make_compiler()
     compiled = compiler.compile(Grammar.regex("a+")).result()
     library = compiler._library
-    matcher = OutputMatcher(
+    return OutputMatcher(
         compiled.deep_copy(),
         library.load(),
         vocab_size=library.vocab_size,
         end_tokens=library.end_tokens,
-        clock=lambda: now,
+        clock=clock,
     )
+
+
+@pytest.mark.parametrize("tokens_s", [1.1, 1.9])
+def test_a_text_that_takes_too_long_to_match_ends(tokens_s: float) -> None:
+    """Of each token, in units of SLOW_S."""
+    ticks = itertools.count()
+    matcher = make_matcher(lambda: next(ticks) * tokens_s * grammar_matcher.SLOW_S)
+    most = grammar_matcher.MOST_MATCHING_S / grammar_matcher.SLOW_S / (tokens_s - 1.0)
+    (token,) = ids("a")
+    for _ in range(math.floor(most)):
+        assert matcher.push(token)
+    with pytest.raises(GrammarStuckError, match="so ambiguous"):
+        matcher.move_to([token] * (math.floor(most) + 2))
+
+
+def test_a_sequence_is_slow_while_its_masks_take_long_on_average() -> None:
+    now = 0.0
+    matcher = make_matcher(lambda: now)
     assert not matcher.is_slow
     with matcher.timed():
         matcher.allowed()

@@ -97,7 +97,9 @@ class ChatTemplate:
             ) from None
         except UnicodeEncodeError:
             raise InvalidRequestError(
-                "the messages have half of a surrogate pair, which is no character", field=FIELD
+                "the messages, tools or chat_template_kwargs have half of a surrogate pair, which "
+                "is no character",
+                field=FIELD,
             ) from None
         except RecursionError:
             raise InvalidRequestError(

@@ -14,6 +14,9 @@ SOURCE = "grammar"
 CONFIDENCE = 0.95
 """How likely each forced token is taken to be the target's, which may spell the same text with
 other tokens. An assumption: it was not measured."""
+MAX_MATCHED = 64
+"""Tokens that are matched at a time, as nothing else runs meanwhile; of a text that was matched
+elsewhere before, there may be thousands."""
 LEAST_TOKENS = 3
 """Forced tokens for which it speaks: of fewer, another drafter makes more, as it goes beyond."""
 
@@ -41,12 +44,14 @@ class ForcedTokens:
             if not self._compiler.compile(grammar).done():
                 return NO_DRAFTS
             matcher = self._matchers[sequence.seq_id] = self._compiler.matcher(grammar)
+        output = sequence.tokens[sequence.prompt_len :]
+        matched = output[: matcher.num_tokens + MAX_MATCHED]
         try:
-            if not matcher.move_to(sequence.tokens[sequence.prompt_len :]):
-                return NO_DRAFTS
+            with matcher.timed():
+                is_there = not matcher.is_slow and matcher.move_to(matched) and matched == output
+                tokens = tuple(matcher.forced()[:max_tokens]) if is_there else ()
         except GrammarStuckError:  # the target will say so
             return NO_DRAFTS
-        tokens = tuple(matcher.forced()[:max_tokens])
         if len(tokens) < min(LEAST_TOKENS, max_tokens):
             return NO_DRAFTS
         return DraftTokens(tokens=tokens, confidences=(CONFIDENCE,) * len(tokens), source=SOURCE)

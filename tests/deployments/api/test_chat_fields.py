@@ -131,7 +131,7 @@ def test_a_wrong_message_is_told_by_its_place(message: Any, field: str, words: s
         ({"tools": [{"type": "function"}]}, "tools", "tool 0 has no function with a name"),
         ({"tools": [TOOL] * 129}, "tools", "at most 128"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": False}}]},
             "tools",
             "the parameters of tool 0, 'f'",
         ),

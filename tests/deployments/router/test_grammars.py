@@ -16,6 +16,7 @@ from tests.deployments.loops import (
     NUM_TOKENS,
     SAMPLED,
     Models,
+    Stream,
     drafters_of,
     make_params,
     model_drafts,
@@ -25,7 +26,7 @@ from tests.deployments.loops import (
 )
 from tests.fakes import LocalWorkers, ScriptedDrafter
 from tests.grammars import END_TOKEN, GRAMMARS, VOCAB_SIZE, compiling_held, save_grammar_model
-from tests.workers.test_grammar import make_compiler
+from tests.workers.test_grammar import ids, make_compiler
 from workers.grammar import Grammar
 from workers.paged_model import CacheOptions
 from workers.sampling_params import SamplingParams
@@ -213,3 +214,15 @@ async def test_a_grammar_that_leaves_no_token_ends_its_sequence_alone(models: Mo
         assert streams[2].error is None
         assert len(streams[2].token_ids) == NUM_TOKENS
         await wait_until(lambda: targets.num_used_blocks == 0)
+
+
+def test_a_text_that_was_matched_elsewhere_is_matched_a_little_at_a_time() -> None:
+    """Nothing else runs meanwhile."""
+    compiler = make_compiler()
+    grammar = Grammar.regex("(ab){70}-the end")
+    compiler.compile(grammar).result()
+    params = make_params(1, sampling=dataclasses.replace(GREEDY, grammar=grammar), max_tokens=999)
+    drafter, sequence = ForcedTokens(compiler), Stream(params).sequence
+    sequence.tokens += ids("ab" * 70)
+    assert [drafter.draft(sequence, 8).tokens for _ in range(2)] == [(), ()]
+    assert drafter.draft(sequence, 8).tokens == tuple(ids("-the end"))

@@ -208,7 +208,6 @@ async def test_a_sequence_with_slow_masks_has_rounds_of_its_own(
         return sequence.seq_id == "s1"
 
     monkeypatch.setattr(GrammarMasks, "is_slow", is_slow)
-    monkeypatch.setattr(GrammarMasks, "has_next", lambda *_: True)
     async with running_loop(models, drafts=model_drafts(models)) as (loop, targets, observer):
         streams = await run_all(loop, params, concurrency=3)
         rounds = [[request.seq_id for request in batch] for batch in targets.calls]
