@@ -73,11 +73,13 @@ class RequestTooLargeError(InvalidRequestError):
 
 
 class GrammarStuckError(InvalidRequestError):
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, is_final: bool = False) -> None:
         super().__init__(
             f"the grammar cannot be followed any further: {reason}; make it simpler, or try another"
         )
         self.reason = reason
+        self.is_final = is_final
+        """Whether another try would end so too, as no other use of the grammar is to blame."""
 
 
 class AuthenticationError(TandemError):

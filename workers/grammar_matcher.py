@@ -105,7 +105,7 @@ class OutputMatcher:
         self._matching_s += self._clock() - began
         self._num_pushed += 1
         if self._matching_s > MOST_MATCHING_S + SLOW_S * self._num_pushed:
-            raise self.stuck("it is so ambiguous that it takes too long")
+            raise GrammarStuckError("it is so ambiguous that it takes too long", is_final=True)
         return fits
 
     def allowed(self) -> bytearray:

@@ -215,9 +215,9 @@ class Target(StepWorker[VerifyRequest, VerifyResult]):
         with self._isolated(seq_id):
             try:
                 yield
-            except GrammarStuckError:
-                if seq_id in self._begun_again:
-                    self._begun_again.remove(seq_id)
+            except GrammarStuckError as error:
+                if seq_id in self._begun_again or error.is_final:
+                    self._begun_again.discard(seq_id)
                     raise
                 self._begun_again.add(seq_id)
                 self._backlog.release([seq_id])

@@ -231,3 +231,16 @@ def test_a_sequence_is_slow_while_its_masks_take_long_on_average() -> None:
         with matcher.timed():
             matcher.allowed()
         assert matcher.is_slow == (num_masks < 3)
+
+
+def test_a_text_that_took_too_long_is_not_tried_again(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike one that met a limit that others may have used up."""
+    target = Target(model, CACHE)
+    first = verify_request("s", PROMPT, DIGITS)
+    (result,) = target.verify([first])
+    monkeypatch.setattr(grammar_matcher, "MOST_MATCHING_S", -1.0)
+    (refused,) = target.verify([next_request(first, result.tokens)])
+    assert refused.is_refused
+    assert "so ambiguous" in refused.error
