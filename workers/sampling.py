@@ -192,10 +192,9 @@ def process_logits(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         return scores
     all_sampled = len(sampled) == len(rows)
     selected = scores if all_sampled else scores[sampled]
-    selected = scale_and_truncate(selected, [rows[index].params for index in sampled])
-    if all_sampled:
-        return selected
-    scores[torch.tensor(sampled, device=scores.device)] = selected
+    scale_and_truncate(selected, [rows[index].params for index in sampled])
+    if not all_sampled:
+        scores[torch.tensor(sampled, device=scores.device)] = selected
     return scores
 
 

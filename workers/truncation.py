@@ -1,6 +1,7 @@
 """Temperature, top-k, top-p and min-p: what is left of the laws that tokens are sampled from."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,20 +13,19 @@ NUMS_SORTED = (256, 8192)
 for top-k and top-p."""
 
 
-def scale_and_truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Temperature, top-k, top-p, min-p.  # [num_rows, vocab] -> [num_rows, vocab]"""
+def scale_and_truncate(scores: Tensor, params: Sequence[SamplingParams]) -> None:
+    """Temperature, top-k, top-p, min-p, in place.  # [num_rows, vocab]"""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, device=scores.device)[:, None]
 
-    scores = scores / column([p.temperature for p in params])
+    scores /= column([p.temperature for p in params])
     if any(p.top_k for p in params) or any(p.top_p < 1 for p in params):
         _keep_top(scores, params)
     if any(p.min_p > 0 for p in params):
         # p_v >= min_p * p_max, in logarithms: log 0 keeps every token
         least = scores.amax(-1, keepdim=True) + column([p.min_p for p in params]).log()
-        scores = scores.masked_fill(scores < least, float("-inf"))
-    return scores
+        scores.masked_fill_(scores < least, float("-inf"))
 
 
 def _keep_top(scores: Tensor, params: Sequence[SamplingParams]) -> None:
@@ -36,31 +36,40 @@ def _keep_top(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     """
     vocab_size = scores.shape[-1]
     edges = torch.full_like(scores[:, :1], float("-inf"))
-    nums_kept = torch.full_like(edges, vocab_size, dtype=torch.long)
+    ties: dict[int, int] = {}
+    """How many are kept in all, of rows where more scores may be at the edge; 0 of others."""
     rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1.0]
     for num_sorted in (*(num for num in NUMS_SORTED if num < vocab_size), vocab_size):
         if not rows:
             break
         own = scores if len(rows) == len(scores) else scores[rows]
-        edge, num_kept, is_settled = _edges(own, [params[row] for row in rows], num_sorted)
-        edges[rows], nums_kept[rows] = edge, num_kept
-        rows = [row for row, is_it in zip(rows, is_settled, strict=True) if not is_it]
-    nums_over = (scores >= edges).sum(-1, keepdim=True) - nums_kept
+        found = _edges(own, [params[row] for row in rows], num_sorted)
+        edges[rows] = found.scores
+        ties |= dict(zip(rows, found.nums_tied, strict=True))
+        rows = [row for row, is_it in zip(rows, found.are_settled, strict=True) if not is_it]
     scores.masked_fill_(scores < edges, float("-inf"))
-    for row, num_over in enumerate(nums_over[:, 0].tolist()):
-        if num_over > 0:
-            at_edge = (scores[row] == edges[row]).nonzero()[:, 0]
-            scores[row, at_edge[-num_over:]] = float("-inf")
+    for row, num_kept in ties.items():
+        if num_kept == 0:
+            continue
+        at_edge = (scores[row] == edges[row]).nonzero()[:, 0]
+        num_over = int((scores[row] >= edges[row]).sum()) - num_kept
+        scores[row, at_edge[len(at_edge) - num_over :]] = float("-inf")
 
 
-def _edges(
-    scores: Tensor, params: Sequence[SamplingParams], num_sorted: int
-) -> tuple[Tensor, Tensor, list[bool]]:
-    """The lowest score of each row that top-k and top-p keep, and how many they keep, by its
-    `num_sorted` highest; and of which rows those are enough to tell.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edges:
+    """Where top-k and top-p cut some rows."""
 
-    # [num_rows, vocab] -> [num_rows, 1], [num_rows, 1], num_rows
-    """
+    scores: Tensor
+    """The lowest score that is kept.  # [num_rows, 1]"""
+    nums_tied: list[int]
+    """How many are kept where others may have that score too, else 0."""
+    are_settled: list[bool]
+    """Whether as many of the highest scores as were sorted are enough to tell."""
+
+
+def _edges(scores: Tensor, params: Sequence[SamplingParams], num_sorted: int) -> _Edges:
+    """The edges by the `num_sorted` highest scores of each row.  # [num_rows, vocab]"""
     vocab_size = scores.shape[-1]
     nums = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     top_k = torch.tensor(nums, device=scores.device)[:, None]
@@ -76,6 +85,12 @@ def _edges(
     is_kept = in_top_k & ((total.roll(1, -1) < top_p) | (top_p >= 1.0))
     is_kept[:, 0] = True
     num_kept = is_kept.sum(-1, keepdim=True)
+    edge = highest.gather(-1, num_kept - 1)
+    # the highest that is not kept, or the last one, behind which there may be more
+    behind = highest.gather(-1, num_kept.clamp(max=num_sorted - 1))
     is_enough = torch.where(top_k < vocab_size, top_k <= num_sorted, total[:, -1:] >= top_p)
-    is_settled = [num_sorted == vocab_size or is_it for is_it in is_enough[:, 0].tolist()]
-    return highest.gather(-1, num_kept - 1), num_kept, is_settled
+    return _Edges(
+        scores=edge,
+        nums_tied=torch.where(behind == edge, num_kept, 0)[:, 0].tolist(),
+        are_settled=[num_sorted == vocab_size or is_it for is_it in is_enough[:, 0].tolist()],
+    )
