@@ -59,7 +59,7 @@ class OutputMatcher:
     @property
     def is_slow(self) -> bool:
         """Whether its masks take so long, on average, that others should not wait for them."""
-        return self._computed_s > SLOW_S * max(self._num_masks, self._num_pushed)
+        return self._computed_s > SLOW_S * max(self._num_masks, self._num_pushed, 1)
 
     @property
     def num_tokens(self) -> int:

@@ -29,7 +29,8 @@ class ForcedTokens:
     def __init__(self, compiler: GrammarCompiler) -> None:
         """`compiler` has compiled the grammars before, when they were checked."""
         self._compiler = compiler
-        self._matchers: dict[str, OutputMatcher] = {}
+        self._matchers: dict[str, OutputMatcher | None] = {}
+        """None for a sequence whose grammar cannot be followed any further."""
 
     def __len__(self) -> int:
         """Sequences of which something is kept."""
@@ -39,18 +40,19 @@ class ForcedTokens:
         grammar = sequence.params.sampling.grammar
         if grammar is None:
             return NO_DRAFTS
-        matcher = self._matchers.get(sequence.seq_id)
-        if matcher is None:
+        if sequence.seq_id not in self._matchers:
             if not self._compiler.compile(grammar).done():
                 return NO_DRAFTS
-            matcher = self._matchers[sequence.seq_id] = self._compiler.matcher(grammar)
+            self._matchers[sequence.seq_id] = self._compiler.matcher(grammar)
+        if (matcher := self._matchers[sequence.seq_id]) is None:
+            return NO_DRAFTS
         output = sequence.tokens[sequence.prompt_len :]
         matched = output[: matcher.num_tokens + MAX_MATCHED]
         try:
-            with matcher.timed():
-                is_there = not matcher.is_slow and matcher.move_to(matched) and matched == output
-                tokens = tuple(matcher.forced()[:max_tokens]) if is_there else ()
+            is_there = matcher.move_to(matched) and matched == output
+            tokens = tuple(matcher.forced()[:max_tokens]) if is_there else ()
         except GrammarStuckError:  # the target will say so
+            self._matchers[sequence.seq_id] = None
             return NO_DRAFTS
         if len(tokens) < min(LEAST_TOKENS, max_tokens):
             return NO_DRAFTS

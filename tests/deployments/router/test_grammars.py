@@ -27,6 +27,7 @@ from tests.deployments.loops import (
 from tests.fakes import LocalWorkers, ScriptedDrafter
 from tests.grammars import END_TOKEN, GRAMMARS, VOCAB_SIZE, compiling_held, save_grammar_model
 from tests.workers.test_grammar import ids, make_compiler
+from workers import grammar_matcher
 from workers.grammar import Grammar
 from workers.paged_model import CacheOptions
 from workers.sampling_params import SamplingParams
@@ -226,3 +227,20 @@ def test_a_text_that_was_matched_elsewhere_is_matched_a_little_at_a_time() -> No
     sequence.tokens += ids("ab" * 70)
     assert [drafter.draft(sequence, 8).tokens for _ in range(2)] == [(), ()]
     assert drafter.draft(sequence, 8).tokens == tuple(ids("-the end"))
+
+
+def test_a_text_that_cannot_be_followed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, grammar = make_compiler(), Grammar.regex("ab-the end")
+    compiler.compile(grammar).result()
+    params = make_params(1, sampling=dataclasses.replace(GREEDY, grammar=grammar))
+    drafter, sequence = ForcedTokens(compiler), Stream(params).sequence
+    assert drafter.draft(sequence, 8).tokens
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_matcher, "MOST_MATCHING_S", -1.0)
+        sequence.tokens += ids("a")
+        assert not drafter.draft(sequence, 8).tokens
+    sequence.tokens += ids("b")
+    assert not drafter.draft(sequence, 8).tokens
+    assert len(drafter) == 1
+    drafter.forget(sequence)
+    assert len(drafter) == 0
