@@ -55,7 +55,7 @@ class GrammarMasks:
         """Kept for each sequence: the compiler forgets grammars where there are many."""
         self._matchers: WeakKeyDictionary[GrammarText, OutputMatcher] = WeakKeyDictionary()
         self._ahead: WeakKeyDictionary[GrammarText, _Ahead] = WeakKeyDictionary()
-        """The newest mask of each sequence whose masks are slow."""
+        """The newest mask of each sequence for which threads make them."""
         self.on_ready: Callable[[], object] = lambda: None
         """Called when a grammar is compiled, or a mask made, that was not ready when it was asked
         for; in a thread of the compiler's."""
