@@ -152,19 +152,17 @@ class GrammarMasks:
         output = sequence.tokens[prompt_len:]
         num_committed = len(output) - num_drafts
         matcher = self._matcher_of(sequence, grammar)
-        try:
-            masks[0] = first = self._first(sequence, matcher, output[:num_committed])
-        except GrammarStuckError:
-            del self._matchers[sequence]
-            raise
+        # a matcher that is stuck is kept: who asks again is told so again, and at once
+        masks[0] = first = self._first(sequence, matcher, output[:num_committed])
         with matcher.timed():
             for index, draft in enumerate(output[num_committed:], start=1):
                 try:
                     if not matcher.push(draft):
                         break
                     masks[index] = _mask(matcher)
-                except GrammarStuckError:  # the sequence's end only if it comes there
-                    del self._matchers[sequence]
+                except GrammarStuckError as error:  # the sequence's end only if it comes there
+                    if not error.is_final:
+                        del self._matchers[sequence]
                     masks[index] = torch.zeros_like(first)
                     break
         return masks

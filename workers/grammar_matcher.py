@@ -17,9 +17,9 @@ NAMED_REASONS = {"NoExtension": "no text fits it", "NoExtensionBias": "no text f
 SLOW_S = 0.001
 """Seconds of computing for each token of an output, from which on its masks are slow."""
 MOST_MATCHING_S = 0.1
-"""Seconds that matching an output's tokens may compute, besides SLOW_S for each. Nothing else of
-the process runs meanwhile, and an ambiguous grammar takes longer with each token. Ordinary ones
-take some hundredths of SLOW_S."""
+"""Seconds that matching tokens in a row may compute, besides SLOW_S for each. Nothing else of the
+process runs meanwhile, and an ambiguous grammar takes longer with each token. Ordinary ones take
+some hundredths of SLOW_S."""
 
 
 class OutputMatcher:
@@ -43,10 +43,11 @@ class OutputMatcher:
         """
         self._on_failure = on_failure
         self._clock = clock
-        self._computed_s = 0.0
-        self._num_masks = 0
-        self._matching_s = 0.0
-        self._num_pushed = 0
+        self._behind_s = self._matching_behind_s = 0.0
+        """By how much it has computed longer of late than SLOW_S for each token; tokens that take
+        less make up for those before them, and not for those behind."""
+        self._num_masks = self._num_pushed = 0
+        self._final_error: GrammarStuckError | None = None
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._num_bytes = -(-vocab_size // 8)
@@ -58,8 +59,8 @@ class OutputMatcher:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its masks take so long, on average, that others should not wait for them."""
-        return self._computed_s > SLOW_S * max(self._num_masks, self._num_pushed, 1)
+        """Whether its masks take so long of late that others should not wait for them."""
+        return self._behind_s > 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -69,14 +70,21 @@ class OutputMatcher:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Count what is computed within as the time of the masks that are made there."""
-        began = self._clock()
+        began, num_masks, num_pushed = self._clock(), self._num_masks, self._num_pushed
         try:
             yield
         finally:
-            self._computed_s += self._clock() - began
+            num_tokens = max(self._num_masks - num_masks, self._num_pushed - num_pushed, 1)
+            computed_s = self._clock() - began
+            self._behind_s = max(0.0, self._behind_s + computed_s - SLOW_S * num_tokens)
 
     def move_to(self, output: Sequence[int]) -> bool:
-        """Go back and forth to where exactly `output` is matched; returns whether it could be."""
+        """Go back and forth to where exactly `output` is matched; returns whether it could be.
+
+        Raises GrammarStuckError as `push` does.
+        """
+        if self._final_error is not None:
+            raise self._final_error
         length = min(len(self._tokens), len(output))
         while self._tokens[:length] != output[:length]:
             length -= 1
@@ -86,8 +94,11 @@ class OutputMatcher:
     def push(self, token: int) -> bool:
         """Match one more token; False, and nothing has changed, where the grammar forbids it.
 
-        Raises GrammarStuckError as `allowed` does.
+        Raises GrammarStuckError as `allowed` does, and where matching takes too long; then at once
+        whenever it is used again.
         """
+        if self._final_error is not None:
+            raise self._final_error
         if token in self._end_tokens:
             fits = self._matcher.is_accepting()
         else:
@@ -102,10 +113,14 @@ class OutputMatcher:
     def _consume(self, token: int) -> bool:
         began = self._clock()
         fits: bool = self._matcher.try_consume_tokens([token]) == 1
-        self._matching_s += self._clock() - began
         self._num_pushed += 1
-        if self._matching_s > MOST_MATCHING_S + SLOW_S * self._num_pushed:
-            raise GrammarStuckError("it is so ambiguous that it takes too long", is_final=True)
+        matching_s = self._clock() - began
+        self._matching_behind_s = max(0.0, self._matching_behind_s + matching_s - SLOW_S)
+        if self._matching_behind_s > MOST_MATCHING_S:
+            self._final_error = GrammarStuckError(
+                "it is so ambiguous that it takes too long", is_final=True
+            )
+            raise self._final_error
         return fits
 
     def allowed(self) -> bytearray:

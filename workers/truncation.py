@@ -88,7 +88,8 @@ def _edges(scores: Tensor, params: Sequence[SamplingParams], num_sorted: int) ->
     edge = highest.gather(-1, num_kept - 1)
     # the highest that is not kept, or the last one, behind which there may be more
     behind = highest.gather(-1, num_kept.clamp(max=num_sorted - 1))
-    is_enough = torch.where(top_k < vocab_size, top_k <= num_sorted, total[:, -1:] >= top_p)
+    has_reached = (total[:, -1:] >= top_p) & (top_p < 1.0)  # which may be rounded to 1
+    is_enough = torch.where(top_k < vocab_size, top_k <= num_sorted, has_reached)
     return _Edges(
         scores=edge,
         nums_tied=torch.where(behind == edge, num_kept, 0)[:, 0].tolist(),

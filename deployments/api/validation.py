@@ -222,7 +222,7 @@ def _reason(error: Any, model: type[BaseModel] | None, location: list[str]) -> s
         field = model.model_fields.get(location[0])
     if field is not None and kind in _NUMBER_ERRORS:
         return f"it must be {number_words(field)}"
-    if field is not None and kind == "model_type":
+    if field is not None and kind in ("model_type", "model_attributes_type"):
         models = [each for each in kinds_of(field) if issubclass(each, BaseModel)]
         return f"it must be an object, with {_fields(models[0])}"
     sentence = _SENTENCES.get(kind)

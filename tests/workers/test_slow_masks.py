@@ -1,6 +1,5 @@
 """Masks that take long are made in a thread: they hold up their own sequence and no other."""
 
-import itertools
 import math
 import threading
 import time
@@ -209,14 +208,28 @@ def make_matcher(clock: Callable[[], float]) -> OutputMatcher:
 @pytest.mark.parametrize("tokens_s", [1.1, 1.9])
 def test_a_text_that_takes_too_long_to_match_ends(tokens_s: float) -> None:
     """Of each token, in units of SLOW_S."""
-    ticks = itertools.count()
-    matcher = make_matcher(lambda: next(ticks) * tokens_s * grammar_matcher.SLOW_S)
-    most = grammar_matcher.MOST_MATCHING_S / grammar_matcher.SLOW_S / (tokens_s - 1.0)
+    now, tick = 0.0, 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += tick
+        return now
+
+    matcher = make_matcher(clock)
     (token,) = ids("a")
+    for _ in range(1000):  # which make up for nothing behind them
+        assert matcher.push(token)
+    tick = tokens_s * grammar_matcher.SLOW_S
+    most = grammar_matcher.MOST_MATCHING_S / grammar_matcher.SLOW_S / (tokens_s - 1.0)
     for _ in range(math.floor(most)):
         assert matcher.push(token)
     with pytest.raises(GrammarStuckError, match="so ambiguous"):
-        matcher.move_to([token] * (math.floor(most) + 2))
+        matcher.move_to([token] * (math.floor(most) + 1002))
+    for use in (matcher.push, lambda token: matcher.move_to([token])):
+        num_before, now = now, now
+        with pytest.raises(GrammarStuckError, match="so ambiguous"):
+            use(token)
+        assert now == num_before  # nothing was matched
 
 
 def test_a_sequence_is_slow_while_its_masks_take_long_on_average() -> None:

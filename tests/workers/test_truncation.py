@@ -8,7 +8,7 @@ from workers.sampling_params import SamplingParams
 from workers.truncation import NUMS_SORTED, scale_and_truncate
 
 VOCAB_SIZE = NUMS_SORTED[-1] + 1000
-FLAT, PEAKED = 0.3, 4.0
+FLAT, PEAKED = 0.3, 12.0
 """Standard deviations of logits: of FLAT ones, half of the tokens make most of the law."""
 
 
@@ -24,12 +24,13 @@ def sorted_all(scores: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     if params.top_k:
         order = order[: params.top_k]
     total = scores[0, order].softmax(-1).cumsum(-1)
-    kept = order[: int((total < params.top_p).sum()) + 1] if params.top_p < 1.0 else order
+    has_top_p = bool(torch.tensor(params.top_p) < 1.0)  # in fp32
+    kept = order[: int((total < params.top_p).sum()) + 1] if has_top_p else order
     expected = torch.full_like(scores, float("-inf"))
     expected[0, kept] = scores[0, kept]
     is_near = torch.zeros_like(scores, dtype=torch.bool)
     before = total.roll(1)
-    is_near[0, order] = (before - params.top_p).abs() < 1e-6
+    is_near[0, order] = ((before - params.top_p).abs() < 1e-6) & has_top_p
     return expected, is_near
 
 
@@ -43,6 +44,7 @@ CUTS = [
     SamplingParams(top_p=0.05),
     SamplingParams(top_p=0.7),
     SamplingParams(top_p=0.98),
+    SamplingParams(top_p=1.0 - 1e-9),
 ]
 
 
