@@ -19,13 +19,10 @@ from torch import Tensor
 from workers.errors import GrammarStuckError
 from workers.grammar import Grammar
 from workers.grammar_compiler import GrammarCompiler
-from workers.grammar_matcher import OutputMatcher
+from workers.grammar_matcher import MAX_MATCHED_AT_ONCE, OutputMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-MAX_MATCHED_IN_STEP = 64
-"""Tokens that a step matches of a sequence: more than a round commits."""
 
 
 class GrammarText(Protocol):
@@ -105,7 +102,7 @@ class GrammarMasks:
             return True  # a step tells the sequence why
         matcher = self._matcher_of(sequence, grammar)
         output_len = len(sequence.tokens) + len(remaining) - prompt_len
-        if not matcher.is_slow and output_len - matcher.num_tokens <= MAX_MATCHED_IN_STEP:
+        if not matcher.is_slow and output_len - matcher.num_tokens <= MAX_MATCHED_AT_ONCE:
             return True
         output = [*sequence.tokens, *remaining][prompt_len:]
         if ahead is None or ahead.output != output:

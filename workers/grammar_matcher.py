@@ -20,6 +20,9 @@ MOST_MATCHING_S = 0.1
 """Seconds that matching tokens in a row may compute, besides SLOW_S for each. Nothing else of the
 process runs meanwhile, and an ambiguous grammar takes longer with each token. Ordinary ones take
 some hundredths of SLOW_S."""
+MAX_MATCHED_AT_ONCE = 64
+"""Tokens of a text that are matched where others wait: more than a round commits. Of a text that
+was matched elsewhere before, there may be thousands."""
 
 
 class OutputMatcher:

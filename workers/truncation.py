@@ -20,8 +20,7 @@ def scale_and_truncate(scores: Tensor, params: Sequence[SamplingParams]) -> None
         return torch.tensor(values, device=scores.device)[:, None]
 
     scores /= column([p.temperature for p in params])
-    if any(p.top_k for p in params) or any(p.top_p < 1 for p in params):
-        _keep_top(scores, params)
+    _keep_top(scores, params)
     if any(p.min_p > 0 for p in params):
         # p_v >= min_p * p_max, in logarithms: log 0 keeps every token
         least = scores.amax(-1, keepdim=True) + column([p.min_p for p in params]).log()
@@ -35,10 +34,12 @@ def _keep_top(scores: Tensor, params: Sequence[SamplingParams]) -> None:
     # [num_rows, vocab]
     """
     vocab_size = scores.shape[-1]
-    edges = torch.full_like(scores[:, :1], float("-inf"))
-    ties: dict[int, int] = {}
-    """How many are kept in all, of rows where more scores may be at the edge; 0 of others."""
     rows = [row for row, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1.0]
+    if not rows:
+        return
+    edges = torch.full_like(scores[:, :1], float("-inf"))
+    # how many scores are kept in all, of rows where more may be at the edge; 0 of others
+    ties: dict[int, int] = {}
     for num_sorted in (*(num for num in NUMS_SORTED if num < vocab_size), vocab_size):
         if not rows:
             break
@@ -49,11 +50,10 @@ def _keep_top(scores: Tensor, params: Sequence[SamplingParams]) -> None:
         rows = [row for row, is_it in zip(rows, found.are_settled, strict=True) if not is_it]
     scores.masked_fill_(scores < edges, float("-inf"))
     for row, num_kept in ties.items():
-        if num_kept == 0:
-            continue
-        at_edge = (scores[row] == edges[row]).nonzero()[:, 0]
-        num_over = int((scores[row] >= edges[row]).sum()) - num_kept
-        scores[row, at_edge[len(at_edge) - num_over :]] = float("-inf")
+        if num_kept > 0:
+            at_edge = (scores[row] == edges[row]).nonzero()[:, 0]
+            num_over = int((scores[row] >= edges[row]).sum()) - num_kept
+            scores[row, at_edge[len(at_edge) - num_over :]] = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,14 +57,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def next_request(request: VerifyRequest, tokens: Sequence[int]) -> VerifyRequest:
     """The request of the round after, in which these tokens were committed."""
     cached_len = request.base_len + len(request.new_tokens)
-    return VerifyRequest(
-        seq_id=request.seq_id,
-        base_len=cached_len,
-        new_tokens=tuple(tokens),
-        prompt_len=request.prompt_len,
-        sampling=request.sampling,
-        seed=request.seed,
-    )
+    return replace(request, base_len=cached_len, new_tokens=tuple(tokens))
 
 
 def truth(model: Model, sampling: SamplingParams) -> list[int]:
@@ -113,10 +106,8 @@ def test_a_long_text_that_comes_back_is_matched_beside_the_steps(
     is_ready = threading.Event()
     target.on_grammar_ready(is_ready.set)
     target.verify([verify_request("first", PROMPT, DIGITS)])  # compiles
-    back = replace(
-        verify_request("back", PROMPT, DIGITS), new_tokens=(*PROMPT, *expected[:99]), seed=3
-    )
-    target.submit(back)
+    back = verify_request("back", PROMPT, DIGITS)
+    target.submit(replace(back, new_tokens=(*PROMPT, *expected[:99])))
     target.submit(verify_request("other", PROMPT[:5]))
     results = [result for _ in range(4) for result in target.step()[0]]
     assert [result.seq_id for result in results] == ["other"]
@@ -179,35 +170,21 @@ def test_who_is_stuck_meanwhile_is_told_so(model: Model) -> None:
     forbidden = next_request(first, (*result.tokens, 40))
     (again,) = target.verify([forbidden])
     assert again.needs_tokens_from == 0
-    whole = VerifyRequest(
-        seq_id="s",
-        base_len=0,
-        new_tokens=(*PROMPT, *forbidden.new_tokens),
-        prompt_len=len(PROMPT),
-        sampling=DIGITS,
-        seed=3,
-    )
+    whole = replace(first, new_tokens=(*PROMPT, *forbidden.new_tokens))
     (stuck,) = target.verify([whole])
     assert stuck.is_refused
     assert "cannot be followed any further" in stuck.error
 
 
 def make_matcher(clock: Callable[[], float]) -> OutputMatcher:
-    compiler = make_compiler()
-    compiled = compiler.compile(Grammar.regex("a+")).result()
-    library = compiler._library
-    return OutputMatcher(
-        compiled.deep_copy(),
-        library.load(),
-        vocab_size=library.vocab_size,
-        end_tokens=library.end_tokens,
-        clock=clock,
-    )
+    matcher = make_compiler().matcher(Grammar.regex("a+"))
+    matcher._clock = clock
+    return matcher
 
 
-@pytest.mark.parametrize("tokens_s", [1.1, 1.9])
-def test_a_text_that_takes_too_long_to_match_ends(tokens_s: float) -> None:
-    """Of each token, in units of SLOW_S."""
+@pytest.mark.parametrize("factor", [1.1, 1.9])
+def test_a_text_that_takes_too_long_to_match_ends(factor: float) -> None:
+    """Each token takes `factor` times SLOW_S."""
     now, tick = 0.0, 0.0
 
     def clock() -> float:
@@ -219,8 +196,8 @@ def test_a_text_that_takes_too_long_to_match_ends(tokens_s: float) -> None:
     (token,) = ids("a")
     for _ in range(1000):  # which make up for nothing behind them
         assert matcher.push(token)
-    tick = tokens_s * grammar_matcher.SLOW_S
-    most = grammar_matcher.MOST_MATCHING_S / grammar_matcher.SLOW_S / (tokens_s - 1.0)
+    tick = factor * grammar_matcher.SLOW_S
+    most = grammar_matcher.MOST_MATCHING_S / grammar_matcher.SLOW_S / (factor - 1.0)
     for _ in range(math.floor(most)):
         assert matcher.push(token)
     with pytest.raises(GrammarStuckError, match="so ambiguous"):
@@ -232,7 +209,7 @@ def test_a_text_that_takes_too_long_to_match_ends(tokens_s: float) -> None:
         assert now == num_before  # nothing was matched
 
 
-def test_a_sequence_is_slow_while_its_masks_take_long_on_average() -> None:
+def test_a_sequence_is_slow_until_it_has_made_up_for_a_long_mask() -> None:
     now = 0.0
     matcher = make_matcher(lambda: now)
     assert not matcher.is_slow

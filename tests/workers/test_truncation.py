@@ -1,9 +1,12 @@
 """Top-k and top-p by the highest scores of a row, against a sort of all of them."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
+from workers import truncation
 from workers.sampling_params import SamplingParams
 from workers.truncation import NUMS_SORTED, scale_and_truncate
 
@@ -60,6 +63,25 @@ def test_what_is_kept_is_what_a_sort_keeps(
     differs = scores != expected
     assert not (differs & ~is_near).any()
     assert is_near.sum() < 5
+
+
+@pytest.mark.parametrize(
+    ("spread", "top_p", "num_sorts"), [(PEAKED, 0.9, 1), (FLAT, 0.7, 2), (FLAT, 0.999, 3)]
+)
+def test_no_more_is_sorted_than_is_needed(
+    spread: float, top_p: float, num_sorts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def edges(scores: Tensor, params: Sequence[SamplingParams], num_sorted: int) -> object:
+        seen.append(num_sorted)
+        return find_edges(scores, params, num_sorted)
+
+    find_edges = truncation._edges
+    monkeypatch.setattr(truncation, "_edges", edges)
+    scale_and_truncate(make_scores(spread), [SamplingParams(top_p=top_p)])
+    assert seen == [*NUMS_SORTED, VOCAB_SIZE][:num_sorts]
+    assert len(seen) == num_sorts
 
 
 @pytest.mark.parametrize("spread", [FLAT, PEAKED])

@@ -248,8 +248,7 @@ def _compile(spec: StepSpec, output: Path) -> None:
     )
     if result.returncode != 0:
         logger.info("the compiler said: %s", result.stderr)
-        lines = result.stderr.split("\n")
-        last_line = next((line for line in reversed(lines) if line.strip()), "")
+        last_line = result.stderr.strip().rpartition("\n")[2]
         raise RuntimeError(f"it cannot be compiled: {last_line[:500]}")
     logger.info("compiled in %.0f s", time.monotonic() - started)
 

@@ -7,16 +7,13 @@ forces the text; how the target cuts it into tokens is its own affair, so the us
 from deployments.router.sequence import Sequence
 from workers.errors import GrammarStuckError
 from workers.grammar_compiler import GrammarCompiler
-from workers.grammar_matcher import OutputMatcher
+from workers.grammar_matcher import MAX_MATCHED_AT_ONCE, OutputMatcher
 from workers.types import NO_DRAFTS, DraftTokens
 
 SOURCE = "grammar"
 CONFIDENCE = 0.95
 """How likely each forced token is taken to be the target's, which may spell the same text with
 other tokens. An assumption: it was not measured."""
-MAX_MATCHED = 64
-"""Tokens that are matched at a time, as nothing else runs meanwhile; of a text that was matched
-elsewhere before, there may be thousands."""
 LEAST_TOKENS = 3
 """Forced tokens for which it speaks: of fewer, another drafter makes more, as it goes beyond."""
 
@@ -47,7 +44,7 @@ class ForcedTokens:
         if (matcher := self._matchers[sequence.seq_id]) is None:
             return NO_DRAFTS
         output = sequence.tokens[sequence.prompt_len :]
-        matched = output[: matcher.num_tokens + MAX_MATCHED]
+        matched = output[: matcher.num_tokens + MAX_MATCHED_AT_ONCE]
         try:
             is_there = matcher.move_to(matched) and matched == output
             tokens = tuple(matcher.forced()[:max_tokens]) if is_there else ()
